@@ -1,0 +1,5 @@
+"""Benchmarks of mmapdict: every figure beside its floor, measured in the same run.
+
+`harness` (clock, memory, child processes, rows) -> `floors` (the least that the system can do; imports no mmapdict)
+-> `workloads` (what is measured) -> `__main__` (arguments, table, JSON). Run with ``python -m benchmarks``.
+"""

@@ -1,0 +1,245 @@
+"""The command line: ``mmapdict ls``, ``mmapdict info``, ``mmapdict demo``.
+
+Exit codes: 0 done; 1 done, with a bad result; 2 could not be done. Reading commands write nothing to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+import mmapdict
+from mmapdict.errors import MmapDictError
+
+EPILOG = """\
+examples:
+  mmapdict demo                         capture a time-lapse into ./timelapse.mmapdict
+  mmapdict ls timelapse.mmapdict        what is in it
+  mmapdict info --json FILE             about the file, for programs
+"""
+
+DEMO_HELP = """\
+Capture a time-lapse with a simulated line-scan camera, watch it from a second process while it is written, load it with
+plain pickle.load in a third process without mmapdict, and compare the speed with a raw write. Ctrl-C ends the capture;
+the file keeps everything.
+"""
+
+Command = Callable[[argparse.Namespace, TextIO, TextIO], int]
+
+
+def main(argv: Sequence[str] | None = None, stdin: TextIO | None = None, stdout: TextIO | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; by default those of the process.
+    stdin, stdout : text file, optional
+        By default those of the process.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Examples
+    --------
+    >>> main(["ls", "no-such-file"])
+    2
+    """
+    stdin = sys.stdin if stdin is None else stdin
+    stdout = sys.stdout if stdout is None else stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        # A key may hold any character; a terminal or pipe that cannot show one gets its escape.
+        stdout.reconfigure(errors="backslashreplace")
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 2
+    command: Command = arguments.command
+    try:
+        return command(arguments, stdin, stdout)
+    except BrokenPipeError:
+        # The reader of our output has enough ("| head"). What is still buffered must not be flushed at exit.
+        if stdout is sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        return 0
+    except (MmapDictError, OSError, UserError) as exc:
+        print(f"mmapdict: {exc}", file=sys.stderr)
+        return 2
+
+
+class UserError(Exception):
+    """Raised by a command when it cannot do what it was asked; the message is meant for the user."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mmapdict",
+        description="Look into mmapdict files: dictionaries of memory-mapped arrays that are valid pickles.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mmapdict {mmapdict.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    ls = commands.add_parser("ls", help="list the keys: kind, shape, dtype, bytes, offset", description=_doc(_ls))
+    info = commands.add_parser("info", help="about the file: keys, live and dead bytes, ...", description=_doc(_info))
+    for command, function in ((ls, _ls), (info, _info)):
+        command.add_argument("file", metavar="FILE")
+        command.add_argument("--json", action="store_true", help="for programs")
+        command.set_defaults(command=function)
+
+    demo = commands.add_parser("demo", help="capture a time-lapse, with a viewer beside it", description=DEMO_HELP)
+    demo.set_defaults(command=_demo)
+    demo.add_argument("out", metavar="OUT", nargs="?", help="the file to write (default: timelapse.mmapdict)")
+    demo.add_argument(
+        "--source",
+        metavar="FILE",
+        help="a picture of your own: .npy, .npz, .mat, .tif, ENVI .hdr, .png, .jpg, or a folder of images "
+        "(default: a micrograph from scikit-image)",
+    )
+    demo.add_argument(
+        "--axes", metavar="LETTERS", type=_axes, help="axes of the source's array: t y x l, or p for all pixels"
+    )
+    demo.add_argument(
+        "--variable", metavar="NAME", help="the array to take from a .npz or .mat file (default: the largest)"
+    )
+    demo.add_argument("--frames", metavar="N", type=_positive_int, help="time steps to capture, one scan each")
+    demo.add_argument(
+        "--rate",
+        metavar="LINES_PER_S",
+        type=_rate,
+        help="lines per second, 0: as fast as possible (default: about 8 s in all)",
+    )
+    demo.add_argument("--shape", metavar="Y,X,L", type=_shape, help="lines, pixels and wavelengths of a scan")
+    demo.add_argument("--force", action="store_true", help="replace OUT whatever it is")
+
+    # Started by `demo`, not by people: no help, so it is not listed.
+    viewer = commands.add_parser("demo-viewer")
+    viewer.add_argument("file")
+    viewer.set_defaults(command=_demo_viewer)
+    return parser
+
+
+def _ls(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """List the keys of a file, in file order, with what is known of each value without reading it."""
+    with mmapdict.open(arguments.file, "r") as d:
+        entries = list(d.entries())
+    if arguments.json:
+        print(json.dumps([_entry_dict(entry) for entry in entries], indent=1), file=stdout)
+        return 0
+    rows = [("key", "kind", "shape", "dtype", "bytes", "offset")]
+    for entry in entries:
+        shape = "" if entry.shape is None else " x ".join(str(n) for n in entry.shape) or "()"
+        dtype = "" if entry.dtype is None else str(entry.dtype)
+        rows.append((repr(entry.key), entry.kind, shape, dtype, str(entry.nbytes), str(entry.offset)))
+    _print_table(rows, right=(4, 5), stdout=stdout)
+    return 0
+
+
+def _info(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """Show what the file's header says: number of keys, live and dead bytes, commits, ..."""
+    with mmapdict.open(arguments.file, "r") as d:
+        info = d.info()
+    if arguments.json:
+        print(json.dumps(info, indent=1, default=_plain), file=stdout)
+        return 0
+    rows = [(name.replace("_", " "), str(_plain(value))) for name, value in info.items()]
+    _print_table(rows, right=(), stdout=stdout)
+    return 0
+
+
+def _demo(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    # Imported here: `ls` shall start at once.
+    from mmapdict import demo
+
+    options = demo.Options(
+        out=arguments.out or demo.DEFAULT_OUT,
+        source=arguments.source,
+        frames=arguments.frames,
+        rate=arguments.rate,
+        shape=arguments.shape,
+        axes=arguments.axes,
+        variable=arguments.variable,
+        force=arguments.force,
+    )
+    try:
+        return demo.run(options, stdout)
+    except demo.DemoError as exc:
+        raise UserError(f"demo: {exc}") from exc
+
+
+def _demo_viewer(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    from mmapdict.capture import view
+
+    return view(arguments.file, stdin, stdout)
+
+
+def _entry_dict(entry: Any) -> dict[str, Any]:
+    # JSON has no tuples or bytes: the key is given as Python's text for it (ast.literal_eval reads it).
+    return {
+        "key": repr(entry.key),
+        "kind": entry.kind,
+        "shape": None if entry.shape is None else list(entry.shape),
+        "dtype": None if entry.dtype is None else str(entry.dtype),
+        "nbytes": entry.nbytes,
+        "offset": entry.offset,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def _print_table(rows: Sequence[Sequence[str]], right: Sequence[int], stdout: TextIO) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip(), file=stdout)
+
+
+def _doc(function: Callable[..., Any]) -> str:
+    return function.__doc__ or ""
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of lines per second")
+    return value
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = [_positive_int(part) for part in text.replace("x", ",").split(",")]
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"'{text}' must be three numbers, as 320,400,120")
+    return parts[0], parts[1], parts[2]
+
+
+def _axes(text: str) -> str:
+    from mmapdict.sources import parse_axes
+
+    try:
+        return parse_axes(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc

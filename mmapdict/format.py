@@ -1,0 +1,629 @@
+"""The bytes of a file: constants, and pure functions from and to the header and the records.
+
+The normative text is docs/format.md; names and numbers here are checked against its tables by a test.
+
+    File    :=  Header  Record*  STOP  [ignored bytes]
+    Header  :=  PROTO 4 · BINBYTES 245 <block> · POP · EMPTY_DICT · BINPUT 0               256 bytes
+    Record  :=  MARK · Op · <u64 length of Body> · Body · POP_MARK                         multiple of 8 bytes
+    Op      :=  BINFLOAT (live)  |  BINBYTES8 (dead)
+    Body    :=  BINGET 0 · Check · key · value · SETITEM        an entry
+             |  Check · anything                                hidden: POP_MARK throws it away
+    Check   :=  (SHORT_BINBYTES | BINBYTES) <tag, crc, span, zeros> · POP
+
+Nothing in this module touches a file.
+"""
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
+from zlib import crc32
+
+from .errors import CorruptError, FormatError
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+# -- opcodes, named as in pickletools ---------------------------------------------------------------------------
+PROTO, MARK, STOP, POP, POP_MARK = 0x80, 0x28, 0x2E, 0x30, 0x31
+BINFLOAT, BINBYTES8, BINBYTES, SHORT_BINBYTES = 0x47, 0x8E, 0x42, 0x43
+BINGET, LONG_BINGET, BINPUT, LONG_BINPUT, MEMOIZE, FRAME = 0x68, 0x6A, 0x71, 0x72, 0x94, 0x95
+SETITEM, EMPTY_DICT, STACK_GLOBAL = 0x73, 0x7D, 0x93
+NONE, NEWTRUE, NEWFALSE = 0x4E, 0x88, 0x89
+BININT1, BININT2, BININT, LONG1, LONG4 = 0x4B, 0x4D, 0x4A, 0x8A, 0x8B
+SHORT_BINUNICODE, BINUNICODE, BINUNICODE8 = 0x8C, 0x58, 0x8D
+EMPTY_TUPLE, TUPLE, EMPTY_LIST, APPENDS, SETITEMS = 0x29, 0x74, 0x5D, 0x65, 0x75
+
+LIVE, DEAD = BINFLOAT, BINBYTES8
+
+# -- header -----------------------------------------------------------------------------------------------------
+VERSION = 1
+MAGIC = b"mmapdict"
+HEADER_SIZE = 256
+BLOCK_OFFSET = 7
+BLOCK_SIZE = HEADER_SIZE - BLOCK_OFFSET - 4
+HEADER_HEAD = bytes((PROTO, 4, BINBYTES)) + BLOCK_SIZE.to_bytes(4, "little")
+HEADER_TAIL = bytes((POP, EMPTY_DICT, BINPUT, 0))
+
+# Offsets of the fields. Every one but magic, version and file id is an aligned 8-byte little-endian cell.
+MAGIC_OFFSET = 8
+VERSION_OFFSET = MAGIC_OFFSET + 8
+FILE_ID_OFFSET = VERSION_OFFSET + 8
+COMMIT_OFFSET = FILE_ID_OFFSET + 16
+STOP_OFFSET = COMMIT_OFFSET + 8
+LIVE_OFFSET = STOP_OFFSET + 8
+DEAD_OFFSET = LIVE_OFFSET + 8
+MEMO_OFFSET = DEAD_OFFSET + 8
+INDEX_OFFSET = MEMO_OFFSET + 8
+STATE_OFFSET = INDEX_OFFSET + 8
+BOOT_ID_OFFSET = STATE_OFFSET + 8
+SYNCED_OFFSET = BOOT_ID_OFFSET + 16
+RESERVED_OFFSET = SYNCED_OFFSET + 8
+
+NORMAL, REPLACING, SUPERSEDED = 0, 1, 2
+
+# -- records ----------------------------------------------------------------------------------------------------
+RECORD_HEAD = 10          # MARK, Op, length
+RECORD_ALIGNMENT = 8
+RECORD = struct.Struct("<BBQ")
+CHECK = struct.Struct("<QIH")      # tag, crc32, span
+LENGTH_TAG_SPAN = struct.Struct("<QQH")
+SPAN_MAX = 4096
+ROOT = bytes((BINGET, 0))
+
+# A payload longer than this may be read past a reader's buffer, which then goes on from the payload's end: it
+# ends on a multiple of 8, so that no aligned cell is ever split between two reads.
+BIG_PAYLOAD = 4096
+
+# Memo indices: 0 is the dictionary, those below MEMO_START belong to hidden globals, values use those above.
+MEMO_START = 64
+MEMO_END = 1 << 32
+KEY_DEPTH = 100
+
+
+def _text(s: str) -> bytes:
+    b = s.encode("ascii")
+    return bytes((SHORT_BINUNICODE, len(b))) + b
+
+
+def _global(module: str, name: str) -> bytes:
+    return _text(module) + _text(name) + bytes((STACK_GLOBAL,))
+
+
+# Hidden globals, memoised once in a file. A group is written before the first entry that needs it.
+NDARRAY, DTYPE, NO_ROWS, UINT8 = 1, 2, 3, 4
+MASKED_ARRAY, NOMASK = 8, 9
+ARRAYS, MASKS = 1, 2
+GROUPS: dict[int, bytes] = {
+    ARRAYS: (_global("numpy", "ndarray") + bytes((BINPUT, NDARRAY))
+             + _global("numpy", "dtype") + bytes((BINPUT, DTYPE))
+             + b"(K\x00t\x85" + bytes((BINPUT, NO_ROWS))                      # ((0,),)
+             + bytes((BINGET, DTYPE)) + _text("|u1") + b"\x85R" + bytes((BINPUT, UINT8))),
+    MASKS: (_global("numpy.ma", "MaskedArray") + bytes((BINPUT, MASKED_ARRAY))
+            + _global("numpy.ma", "nomask") + bytes((BINPUT, NOMASK))),
+}
+# Empties the dictionary: what stands before it in the file no longer counts.
+CLEAR = _global("builtins", "dict.clear") + ROOT + b"\x85R"
+
+
+def file_tag(file_id: bytes) -> int:
+    """Return the number that is combined with a record's offset to make its tag."""
+    return int.from_bytes(file_id[:8], "little")
+
+
+def encode_header(file_id: bytes, boot_id: bytes) -> bytes:
+    """Return the first 256 bytes of a new, empty file. STOP follows them.
+
+    Parameters
+    ----------
+    file_id : bytes, 16 bytes
+        Random; makes the tags of this file's records its own.
+    boot_id : bytes, 16 bytes
+        Of the running system, or zeros.
+    """
+    block = bytearray(HEADER_SIZE)
+    block[:BLOCK_OFFSET] = HEADER_HEAD
+    block[MAGIC_OFFSET:VERSION_OFFSET] = MAGIC
+    struct.pack_into("<Q", block, VERSION_OFFSET, VERSION)
+    block[FILE_ID_OFFSET:COMMIT_OFFSET] = file_id
+    struct.pack_into("<Q", block, STOP_OFFSET, HEADER_SIZE)
+    struct.pack_into("<Q", block, MEMO_OFFSET, MEMO_START)
+    block[BOOT_ID_OFFSET:SYNCED_OFFSET] = boot_id
+    block[-len(HEADER_TAIL):] = HEADER_TAIL
+    return bytes(block)
+
+
+def check_header(head: bytes, size: int, path: str) -> bytes:
+    """Return the file id, if `head` is the header of a file that this version reads.
+
+    Parameters
+    ----------
+    head : bytes
+        The first `HEADER_SIZE` + 1 bytes, or fewer if the file is shorter.
+    size : int
+        Of the file, in bytes.
+    path : str
+        For the message.
+
+    Raises
+    ------
+    FormatError
+        Not an mmapdict file, or one of a newer format version; the message says what it looks like.
+    CorruptError
+        An mmapdict file whose header is damaged or cut.
+    """
+    if head[:BLOCK_OFFSET] != HEADER_HEAD or head[MAGIC_OFFSET:VERSION_OFFSET] != MAGIC:
+        if HEADER_HEAD.startswith(head[:BLOCK_OFFSET]) and 2 < size < HEADER_SIZE:
+            raise CorruptError(f"cut inside the header: {size} bytes", path)
+        if head[MAGIC_OFFSET:VERSION_OFFSET] == MAGIC:
+            raise CorruptError("the header's opcodes are overwritten", path, 0)
+        raise FormatError(f"not an mmapdict file: {_describe(head, size)}", path)
+    if size <= HEADER_SIZE:
+        raise CorruptError(f"cut inside the header: {size} bytes, at least {HEADER_SIZE + 1} expected", path)
+    version = int.from_bytes(head[VERSION_OFFSET:FILE_ID_OFFSET], "little")
+    if version > VERSION:
+        raise FormatError(f"has format version {version}; this mmapdict reads versions up to {VERSION}: "
+                          "upgrade mmapdict, or load it with pickle.load", path, VERSION_OFFSET)
+    if version < 1:
+        raise CorruptError(f"nonsense in the header: format version {version}", path, VERSION_OFFSET)
+    if head[HEADER_SIZE - 4:HEADER_SIZE] != HEADER_TAIL:
+        raise CorruptError("the header's closing opcodes are overwritten", path, HEADER_SIZE - 4)
+    return bytes(head[FILE_ID_OFFSET:COMMIT_OFFSET])
+
+
+def _describe(head: bytes, size: int) -> str:
+    """Say what a foreign file looks like, and what helps."""
+    if size == 0:
+        return 'it is empty (0 bytes); mode "w" starts it anew'
+    if head[:2] == b"\x80\x04" and head[2:11] == b"\x95\x0d" + bytes(7) and head[11:12] == b"J":
+        return ("it was made by mmappickle 1.x; load it with pickle.load under numpy < 2.3 and store the items "
+                "with update() in a new mmapdict file")
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05" or head[:1] in (b"(", b"}", b"]", b"c"):
+        return ("it looks like a plain pickle; to turn a pickled dictionary into an mmapdict file, store what "
+                "pickle.load gives with update() in a new one")
+    for magic, name in ((b"\x93NUMPY", "a .npy file"), (b"PK\x03\x04", "a .npz or zip file"),
+                        (b"\x89HDF\r\n", "an HDF5 file"), (b"SQLite format 3", "an SQLite database")):
+        if head.startswith(magic):
+            return f"it looks like {name}"
+    if not any(head):
+        return f"it starts with {len(head)} zero bytes"
+    return f"it starts with {head[:8]!r}"
+
+
+# -- literals: keys, shapes and dtype descriptions --------------------------------------------------------------
+# Containers are always written with their MARK, so that a literal's end is known without looking past it.
+
+def encode_literal(obj: Any) -> bytes:
+    """Return the opcodes that push `obj`, made of plain Python types.
+
+    Parameters
+    ----------
+    obj : None, bool, int, float, str, bytes, or tuple, list, dict of these
+
+    Examples
+    --------
+    >>> import pickle
+    >>> pickle.loads(encode_literal(("scan", 7)) + b".")
+    ('scan', 7)
+    """
+    t = type(obj)
+    if t is str:
+        b = obj.encode("utf-8", "surrogatepass")
+        n = len(b)
+        if n < 256:
+            return bytes((SHORT_BINUNICODE, n)) + b
+        return b"X" + n.to_bytes(4, "little") + b if n < 1 << 32 else b"\x8d" + n.to_bytes(8, "little") + b
+    if t is int:
+        if 0 <= obj < 256:
+            return bytes((BININT1, obj))
+        if 0 <= obj < 65536:
+            return b"M" + obj.to_bytes(2, "little")
+        if -0x80000000 <= obj < 0x80000000:
+            return b"J" + obj.to_bytes(4, "little", signed=True)
+        n = obj.bit_length() // 8 + 1
+        head = bytes((LONG1, n)) if n < 256 else b"\x8b" + n.to_bytes(4, "little")
+        return bytes(head + obj.to_bytes(n, "little", signed=True))
+    if t is tuple:
+        return b"(" + b"".join(map(encode_literal, obj)) + b"t" if obj else b")"
+    if t is bytes:
+        return bytes_head(len(obj)) + bytes(obj)
+    if t is float:
+        return b"G" + struct.pack(">d", obj)
+    if obj is None:
+        return b"N"
+    if t is bool:
+        return b"\x88" if obj else b"\x89"
+    if t is list:
+        return b"](" + b"".join(map(encode_literal, obj)) + b"e"
+    if t is dict:
+        return b"}(" + b"".join(encode_literal(x) for kv in obj.items() for x in kv) + b"u"
+    raise TypeError(f"{t.__name__} has no literal form")
+
+
+def bytes_head(n: int) -> bytes:
+    """Return opcode and length of a bytes object of `n` bytes, in the shortest form."""
+    if n < 256:
+        return bytes((SHORT_BINBYTES, n))
+    return b"B" + n.to_bytes(4, "little") if n < 1 << 32 else b"\x8e" + n.to_bytes(8, "little")
+
+
+_SIZES = {SHORT_BINUNICODE: 1, BINUNICODE: 4, BINUNICODE8: 8, SHORT_BINBYTES: 1, BINBYTES: 4, BINBYTES8: 8,
+          LONG1: 1, LONG4: 4}
+_FIXED = {BININT1: 1, BININT2: 2, BININT: 4, BINFLOAT: 8}
+_STRINGS = (SHORT_BINUNICODE, BINUNICODE, BINUNICODE8)
+
+
+def decode_literal(buf: Buffer, pos: int, end: int, depth: int = 0) -> tuple[Any, int]:
+    """Read one literal that starts at `pos`; filler before any part of it is passed over.
+
+    Returns
+    -------
+    (object, int)
+        The object and the position behind it.
+
+    Raises
+    ------
+    CorruptError
+        If no literal stands there or it does not end before `end`; `offset` is a position in `buf`.
+    """
+    if depth > KEY_DEPTH + 8:
+        raise CorruptError("a literal is nested too deep", None, pos)
+    pos = skip_filler(buf, pos, end)
+    if pos >= end:
+        raise CorruptError("a literal is cut short", None, pos)
+    op = buf[pos]
+    pos += 1
+    if op in _SIZES:
+        width = _SIZES[op]
+        n = int.from_bytes(buf[pos:pos + width], "little")
+        start = pos + width
+        pos = start + n
+        if pos > end:
+            raise CorruptError(f"a literal of {n} bytes runs past its record", None, start)
+        raw = bytes(buf[start:pos])
+        if op in _STRINGS:
+            try:
+                return raw.decode("utf-8", "surrogatepass"), pos
+            except UnicodeDecodeError as exc:
+                raise CorruptError("a text is not UTF-8", None, start) from exc
+        return (int.from_bytes(raw, "little", signed=True) if op in (LONG1, LONG4) else raw), pos
+    if op in _FIXED:
+        n = _FIXED[op]
+        raw = bytes(buf[pos:pos + n])
+        pos += n
+        if pos > end:
+            raise CorruptError("a literal runs past its record", None, pos - n)
+        if op == BINFLOAT:
+            return struct.unpack(">d", raw)[0], pos
+        return int.from_bytes(raw, "little", signed=op == BININT), pos
+    if op == NONE:
+        return None, pos
+    if op == NEWTRUE or op == NEWFALSE:
+        return op == NEWTRUE, pos
+    if op == EMPTY_TUPLE:
+        return (), pos
+    if op == MARK:
+        items, pos = _decode_items(buf, pos, end, TUPLE, depth)
+        return tuple(items), pos
+    if op == EMPTY_LIST and buf[pos] == MARK:
+        return _decode_items(buf, pos + 1, end, APPENDS, depth)
+    if op == EMPTY_DICT and buf[pos] == MARK:
+        items, pos = _decode_items(buf, pos + 1, end, SETITEMS, depth)
+        try:
+            return dict(zip(items[::2], items[1::2], strict=True)), pos
+        except (TypeError, ValueError) as exc:
+            raise CorruptError("a dict literal has a key without a value or an unhashable key", None, pos) from exc
+    raise CorruptError(f"opcode 0x{op:02x} where a literal was expected", None, pos - 1)
+
+
+def _decode_items(buf: Buffer, pos: int, end: int, closing: int, depth: int) -> tuple[list[Any], int]:
+    items: list[Any] = []
+    while True:
+        pos = skip_filler(buf, pos, end)
+        if pos < end and buf[pos] == closing:
+            return items, pos + 1
+        item, pos = decode_literal(buf, pos, end, depth + 1)
+        items.append(item)
+
+
+def skip_filler(buf: Buffer, pos: int, end: int) -> int:
+    """Return the position behind the fillers (a bytes object and POP) that start at `pos`, if any."""
+    while pos < end:
+        op = buf[pos]
+        if op == SHORT_BINBYTES:
+            after = pos + 2 + buf[pos + 1]
+        elif op == BINBYTES:
+            after = pos + 5 + int.from_bytes(buf[pos + 1:pos + 5], "little")
+        else:
+            break
+        if after >= end or buf[after] != POP:
+            break                       # a bytes object that is not thrown away
+        pos = after + 1
+    return pos
+
+
+# -- payloads and records ---------------------------------------------------------------------------------------
+
+class Payload:
+    """Bytes that stand in a record at a place that their reader may rely on.
+
+    Parameters
+    ----------
+    opcode : int
+        Which of the counted opcodes pushes them.
+    data : buffer or None
+        Exactly `nbytes` bytes, or None: they are reserved in the file as zeros, and filled later.
+    nbytes : int
+    alignment, residue : int
+        The first byte's offset in the file is `residue` modulo `alignment`.
+    """
+
+    __slots__ = ("head", "data", "nbytes", "alignment", "residue")
+
+    def __init__(self, head: bytes, data: Any, nbytes: int, alignment: int, residue: int = 0) -> None:
+        self.head = head
+        self.data = data
+        self.nbytes = nbytes
+        self.alignment = alignment
+        self.residue = residue
+
+
+def array_payload(data: Any, nbytes: int, itemalignment: int) -> Payload:
+    """Return the payload that holds an array's bytes, aligned by its size.
+
+    A multiple of 16 (or the dtype's own alignment, if larger) below 1 KiB, of 64 below 1 MiB, of a page above.
+    """
+    least = 16 if nbytes < 1 << 10 else 64 if nbytes < 1 << 20 else 4096
+    return Payload(bytes_head(nbytes), data, nbytes, max(least, itemalignment))
+
+
+def end_aligned(head: bytes, data: Any, nbytes: int) -> Payload:
+    """Return the payload of a big bytes or text object: its *end* is a multiple of 8."""
+    return Payload(head, data, nbytes, RECORD_ALIGNMENT, -nbytes % RECORD_ALIGNMENT)
+
+
+Parts = Sequence[Union[bytes, Payload]]
+
+
+def _filler(n: int) -> bytes:
+    """Return a filler of exactly `n` bytes; n is 0 or at least 3."""
+    if n == 0:
+        return b""
+    if n <= 258:
+        return bytes((SHORT_BINBYTES, n - 3)) + bytes(n - 3) + b"0"
+    return b"B" + (n - 6).to_bytes(4, "little") + bytes(n - 6) + b"0"
+
+
+def _gap(position: int, payload: Payload) -> int:
+    """Return how many bytes of filler make `payload`, whose opcode would stand at `position`, aligned."""
+    gap = (payload.residue - position - len(payload.head)) % payload.alignment
+    return gap + payload.alignment if 0 < gap < 3 else gap
+
+
+def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tuple[list[Any], int]:
+    """Lay a record out for its place in the file.
+
+    Parameters
+    ----------
+    offset : int
+        Where the record's MARK will stand; a multiple of 8.
+    tag : int
+        `file_tag` of the file.
+    parts : sequence of (bytes, Payload, bytes, Payload, ..., bytes)
+        For an entry the opcodes of key and value, without SETITEM.
+    entry : bool
+        Whether this is an entry; else a hidden record.
+
+    Returns
+    -------
+    pieces : list of bytes and Payload
+        From MARK to POP_MARK; a payload's opcode stands at the end of the piece before it.
+    end : int
+        The offset behind the record; a multiple of 8.
+    """
+    first = parts[0]
+    assert isinstance(first, bytes)
+    root = ROOT if entry else b""
+    close = b"s1" if entry else b"1"
+    start = offset + RECORD_HEAD + len(root) + 3 + CHECK.size          # behind a check without padding
+    if len(parts) == 1:
+        # No payload: the check's padding makes the record's end aligned.
+        pad = -(start + len(first) + len(close)) % RECORD_ALIGNMENT
+        pieces: list[Any] = [first + close]
+        end = start + pad + len(first) + len(close)
+        covered = first
+    else:
+        # The check's padding makes the first payload aligned, further fillers those behind it and the end.
+        payload = parts[1]
+        assert isinstance(payload, Payload)
+        pad = (payload.residue - start - len(first) - len(payload.head)) % payload.alignment
+        if CHECK.size + pad > 255:
+            pad = (payload.residue - start - 3 - len(first) - len(payload.head)) % payload.alignment
+            if CHECK.size + pad <= 255:          # only the long form is 3 bytes longer
+                pad += payload.alignment
+            start += 3
+        covered = first + payload.head
+        pieces = [covered, payload]
+        end = start + pad + len(covered) + payload.nbytes
+        for i in range(2, len(parts) - 1, 2):
+            between, payload = parts[i], parts[i + 1]
+            assert isinstance(between, bytes) and isinstance(payload, Payload)
+            gap = _gap(end + len(between), payload)
+            between = between + _filler(gap) + payload.head
+            pieces += (between, payload)
+            end += len(between) + payload.nbytes
+        last = parts[-1]
+        assert isinstance(last, bytes)
+        gap = -(end + len(last) + len(close)) % RECORD_ALIGNMENT
+        last = last + _filler(gap + RECORD_ALIGNMENT if 0 < gap < 3 else gap) + close
+        pieces.append(last)
+        end += len(last)
+    length = end - offset - RECORD_HEAD - 1
+    covered = covered[:SPAN_MAX]
+    span = len(covered)
+    tagged = offset ^ tag
+    crc = crc32(covered, crc32(LENGTH_TAG_SPAN.pack(length, tagged, span)))
+    n = CHECK.size + pad
+    head = bytes((SHORT_BINBYTES, n)) if n < 256 else b"B" + n.to_bytes(4, "little")
+    pieces[0] = b"".join((RECORD.pack(MARK, LIVE, length), root, head, CHECK.pack(tagged, crc, span), bytes(pad),
+                          b"0", pieces[0]))
+    return pieces, end
+
+
+class Record:
+    """What a record's head says.
+
+    Attributes
+    ----------
+    offset, end : int
+        Of its MARK, and behind its POP_MARK, in bytes from the start of the file.
+    live : bool
+        Whether its body runs.
+    entry : bool
+        Whether its body is an entry; else it is hidden.
+    content : int
+        Where key and value, or the hidden opcodes, start.
+    body_end : int
+        Behind them: the offset of SETITEM (entry) or POP_MARK (hidden).
+    """
+
+    __slots__ = ("offset", "end", "live", "entry", "content", "body_end")
+
+    def __init__(self, offset: int, end: int, live: bool, entry: bool, content: int, body_end: int) -> None:
+        self.offset = offset
+        self.end = end
+        self.live = live
+        self.entry = entry
+        self.content = content
+        self.body_end = body_end
+
+
+def decode_record(buf: Buffer, base: int, offset: int, tag: int) -> Record:
+    """Read the head of the record at `offset` and check it.
+
+    Parameters
+    ----------
+    buf : buffer
+        Bytes of the file from offset `base` on, up to the end of the file.
+    base, offset : int
+        In bytes from the start of the file.
+    tag : int
+        `file_tag` of the file.
+
+    Raises
+    ------
+    CorruptError
+        If no whole record stands there.
+    """
+    at = offset - base
+    size = len(buf)
+    if at + RECORD_HEAD > size:
+        raise CorruptError("the file ends inside a record's head", None, offset)
+    mark, op, length = RECORD.unpack_from(buf, at)
+    if mark != MARK or op != LIVE and op != DEAD or length <= CHECK.size + 3:
+        raise CorruptError(f"no record: found bytes 0x{mark:02x} 0x{op:02x}", None, offset)
+    body = at + RECORD_HEAD
+    close = body + length
+    if close >= size:
+        raise CorruptError(f"the file is cut short: a record of {length} bytes, {max(0, size - body)} left",
+                           None, offset)
+    if buf[close] != POP_MARK:
+        raise CorruptError("a record does not end where its length says", None, offset)
+    entry = buf[body] == BINGET and buf[body + 1] == 0
+    pos = body + 2 if entry else body
+    if buf[pos] == SHORT_BINBYTES:
+        n = buf[pos + 1]
+        pos += 2
+    elif buf[pos] == BINBYTES:
+        n = int.from_bytes(buf[pos + 1:pos + 5], "little")
+        pos += 5
+    else:
+        raise CorruptError("a record without its check value", None, offset)
+    content = pos + n + 1
+    if n < CHECK.size or content > close or buf[content - 1] != POP:
+        raise CorruptError("a record with a malformed check value", None, offset)
+    tagged, crc, span = CHECK.unpack_from(buf, pos)
+    if tagged != offset ^ tag:
+        raise CorruptError("a record that belongs to another place or file", None, offset)
+    if content + span > close or crc != crc32(buf[content:content + span],
+                                              crc32(LENGTH_TAG_SPAN.pack(length, tagged, span))):
+        raise CorruptError("a record whose check value does not match", None, offset)
+    body_end = close
+    if entry:
+        body_end = close - 1
+        if buf[body_end] != SETITEM:
+            raise CorruptError("an entry without its SETITEM", None, offset)
+    return Record(offset, base + close + 1, op == LIVE, entry, base + content, base + body_end)
+
+
+def check_literal_key(key: Any, depth: int = 0) -> None:
+    """Raise unless `key` can be a key: str, bytes, int, float but NaN, bool, None, or a tuple of these.
+
+    Raises
+    ------
+    TypeError
+        For any other type, for tuples nested more than 100 deep, and for NaN, which is not even equal to itself.
+    """
+    t = type(key)
+    if t is str or t is int or t is bytes or t is bool or key is None:
+        return
+    if t is float:
+        if key != key:
+            raise TypeError("NaN cannot be a key: it is not equal to itself")
+        return
+    if t is tuple:
+        if depth >= KEY_DEPTH:
+            raise TypeError(f"a key may be nested at most {KEY_DEPTH} tuples deep")
+        for item in key:
+            check_literal_key(item, depth + 1)
+        return
+    raise TypeError(f"keys are str, bytes, int, float, bool, None or tuples of these, not {t.__name__}")
+
+
+def key_parts(key: Any) -> list[Union[bytes, Payload]]:
+    """Return the opcodes that push `key`, its big texts as end-aligned payloads.
+
+    Parameters
+    ----------
+    key : object
+        That `check_literal_key` accepts.
+    """
+    ops = encode_literal(key)
+    if len(ops) <= BIG_PAYLOAD:
+        return [ops]
+    return split_payloads(_key_pieces(key))
+
+
+def _key_pieces(key: Any) -> Iterable[Union[bytes, Payload]]:
+    if type(key) is tuple and key:
+        yield b"("
+        for item in key:
+            yield from _key_pieces(item)
+        yield b"t"
+        return
+    ops = encode_literal(key)
+    if len(ops) > BIG_PAYLOAD:
+        head = 1 + _SIZES[ops[0]]
+        yield end_aligned(ops[:head], ops[head:], len(ops) - head)
+    else:
+        yield ops
+
+
+def split_payloads(pieces: Iterable[Union[bytes, Payload]]) -> list[Union[bytes, Payload]]:
+    """Join adjacent opcodes, so that opcodes and payloads alternate and opcodes stand at both ends."""
+    parts: list[Union[bytes, Payload]] = []
+    pending: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, Payload):
+            parts += (b"".join(pending), piece)
+            pending = []
+        else:
+            pending.append(piece)
+    parts.append(b"".join(pending))
+    return parts
+
+
+def join_parts(a: Parts, b: Parts) -> list[Union[bytes, Payload]]:
+    """Return the parts of `a` followed by those of `b`."""
+    last, first = a[-1], b[0]
+    assert isinstance(last, bytes) and isinstance(first, bytes)
+    return [*a[:-1], last + first, *b[1:]]

@@ -1,0 +1,616 @@
+"""One open file: descriptors, map windows, the writers' lock, and every store.
+
+This is the only module that calls `os`, `mmap` and the locking functions. All stores into a file go through the
+six operations `write`, `reserve`, `store_byte`, `store_cell`, `truncate` and `sync` of `File`, so that a class
+that records them, or makes them fail, can stand in for it. Which store may come when is decided above, and said
+there with the invariant of docs/format.md that it relies on.
+"""
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import stat
+import struct
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Optional, Union
+
+from . import format as fmt
+from .errors import BusyError, FormatError
+from .format import Buffer
+from .views import Root, make_root
+
+try:
+    import fcntl
+except ImportError:             # Windows
+    fcntl = None                # type: ignore[assignment]
+    import msvcrt
+
+HAVE_PWRITEV = hasattr(os, "pwritev")
+HAVE_PWRITE = hasattr(os, "pwrite")
+HAVE_FALLOCATE = hasattr(os, "posix_fallocate")
+HAVE_TMPFILE = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
+O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
+
+FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
+WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
+GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
+ZERO_STEP = 1 << 20
+AHEAD_LEAST = 4 << 20
+WINDOWS_MAX = 8
+LOCK_BYTE = 1 << 62             # on Windows, where locks cover bytes: one far behind any data
+
+# File systems that never have to find new blocks for a byte that has its block already, so that a store into
+# the map cannot end in a bus error on a full disk. Elsewhere (copy on write, network) stores are pwrite calls.
+IN_PLACE = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
+_in_place: dict[int, bool] = {}
+
+_Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+
+
+def full_path(path: _Path) -> str:
+    """Return `path` as an absolute str; it stays right when the working directory changes.
+
+    Raises
+    ------
+    TypeError
+        If it is no str, bytes or os.PathLike.
+    """
+    return os.path.abspath(os.fsdecode(os.fspath(path)))
+
+
+def real_path(path: str) -> str:
+    """Return `path` with its symbolic links resolved."""
+    return os.path.realpath(path)
+
+
+def is_link(path: str) -> bool:
+    """Whether `path` is a symbolic link, also one that leads nowhere."""
+    return os.path.islink(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether `path` is a directory."""
+    return os.path.isdir(path)
+
+
+def boot_id() -> bytes:
+    """Return 16 bytes that are the same until the machine starts anew, or zeros where there are none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as f:
+            return bytes.fromhex(f.read().decode("ascii").strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def _stores_in_place(device: int) -> bool:
+    """Whether stores into a map of a file on `device` cannot fail for want of disk space."""
+    known = _in_place.get(device)
+    if known is None:
+        known = False
+        number = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+        with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
+            for line in f:
+                mount, _, kind = line.partition(" - ")
+                if mount.split()[2] == number:
+                    known = kind.split()[0] in IN_PLACE
+        _in_place[device] = known
+    return known
+
+
+class _OtherOrderCells:
+    """Stands in for the cast memoryview on a machine whose byte order is not the file's."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __getitem__(self, i: int) -> int:
+        return int.from_bytes(self._view[8 * i:8 * i + 8], "little")
+
+    def __setitem__(self, i: int, value: int) -> None:
+        self._view[8 * i:8 * i + 8] = value.to_bytes(8, "little")
+
+
+def header_cells(view: memoryview) -> Any:
+    """Return the header as 8-byte cells: ``cells[fmt.COMMIT_OFFSET >> 3]``."""
+    head = view[:fmt.HEADER_SIZE]
+    return head.cast("Q") if sys.byteorder == "little" else _OtherOrderCells(head)
+
+
+class Window:
+    """One map: bytes `start` up to `end` of the file.
+
+    Attributes
+    ----------
+    root : Root
+        What arrays are views of.
+    view : memoryview
+        The same bytes.
+    """
+
+    __slots__ = ("start", "end", "root", "view")
+
+    def __init__(self, start: int, m: mmap.mmap, path: str, mode: str) -> None:
+        self.start = start
+        self.end = start + len(m)
+        self.root: Root = make_root(m, start, path, mode)
+        self.view = memoryview(m)
+
+
+def _release(path: str, descriptors: list[int]) -> None:
+    """Close a file's descriptors. Maps go by themselves, each with the last array over it."""
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+class File:
+    """An open file.
+
+    Parameters
+    ----------
+    path : str
+        Absolute.
+    writable : bool
+
+    Attributes
+    ----------
+    cells : memoryview of 8-byte cells
+        The header, as it is in the file at this moment.
+    file_id : bytes
+    tag : int
+        Combined with an offset it makes a record's tag.
+    identity : (int, int)
+        Device and inode.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    FormatError, CorruptError
+        It is not an mmapdict file, or its header is damaged.
+    """
+
+    def __init__(self, path: str, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self._descriptors: list[int] = []
+        self.close_files = weakref.finalize(self, _release, path, self._descriptors)
+        self.close_files.atexit = False
+        try:
+            self._open()
+        except BaseException:
+            self.close_files()
+            raise
+
+    def _open(self) -> None:
+        if os.path.isdir(self.path):
+            raise FormatError("not an mmapdict file: it is a directory", self.path)
+        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | O_BINARY
+        self.fd = os.open(self.path, flags | getattr(os, "O_NONBLOCK", 0))
+        self._descriptors.append(self.fd)
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError("not an mmapdict file: it is not a regular file", self.path)
+        self.identity = (status.st_dev, status.st_ino)
+        self.size = status.st_size
+        self.file_id = fmt.check_header(self.read(0, fmt.HEADER_SIZE + 1), self.size, self.path)
+        self.tag = fmt.file_tag(self.file_id)
+        self.windows: list[Window] = []
+        self.epoch = 0              # moves when windows were let go
+        self.in_place = self.writable and _stores_in_place(status.st_dev)
+        if self.writable:
+            self._open_lock()
+        head = self.map_window(0)
+        self.cells = header_cells(head.view)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, n: int) -> bytes:
+        """Return up to `n` bytes at `offset`, by a system call: never a bus error."""
+        if HAVE_PWRITE:
+            return os.pread(self.fd, n, offset)
+        os.lseek(self.fd, offset, os.SEEK_SET)
+        return os.read(self.fd, n)
+
+    def status(self) -> os.stat_result:
+        """Return the file's status, the size now included."""
+        return os.fstat(self.fd)
+
+    def window(self, start: int, end: int) -> Window:
+        """Return a map that holds bytes `start` up to `end` whole; ValueError if the file ends before."""
+        for w in reversed(self.windows):
+            if w.start <= start and end <= w.end:
+                return w
+        w = self.map_window(start)
+        if end > w.end:
+            raise ValueError(f"offset {end} is behind the end of the file, {w.end}")
+        return w
+
+    def map_window(self, start: int) -> Window:
+        """Map the file from `start` (rounded down) to its end.
+
+        Once there are `WINDOWS_MAX` windows, one over the whole file takes their place: every map costs a
+        descriptor. Those that arrays were made over live on with them.
+        """
+        if len(self.windows) >= WINDOWS_MAX:
+            self.windows.clear()
+            self.epoch += 1
+            start = 0
+        start -= start % mmap.ALLOCATIONGRANULARITY
+        access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
+        mode = "r+" if self.writable else "r"
+        for _ in range(100):
+            size = os.fstat(self.fd).st_size
+            try:
+                m = mmap.mmap(self.fd, size - start, access=access, offset=start)
+            except ValueError:
+                if size - start <= 0:
+                    raise
+                continue            # a writer cut the unused end off in between
+            w = Window(start, m, self.path, mode)
+            self.windows.append(w)
+            return w
+        raise BusyError(errno.EAGAIN, "the file's size does not keep still", self.path)
+
+    def byte(self, offset: int) -> int:
+        """Return the byte at `offset`, which is not behind the STOP."""
+        w = self.window(offset, offset + 1)
+        return w.view[offset - w.start]
+
+    # -- the stores ---------------------------------------------------------------------------------------------
+
+    def write(self, offset: int, buffers: Iterable[Any]) -> None:
+        """Write buffers one behind the other from `offset` on, all of them or an error.
+
+        Only ever behind the STOP (I3). A generator is taken piece by piece.
+        """
+        group: list[Any] = []
+        size = 0
+        for buffer in buffers:
+            n = len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+            if n > WRITE_MAX:
+                offset = self._write_group(offset, group)
+                view = memoryview(buffer).cast("B")
+                for i in range(0, n, WRITE_MAX):
+                    offset = self._write_group(offset, [view[i:i + WRITE_MAX]])
+                group, size = [], 0
+                continue
+            if len(group) >= GATHER_MAX or size + n > WRITE_MAX:
+                offset = self._write_group(offset, group)
+                group, size = [], 0
+            group.append(buffer)
+            size += n
+        self._write_group(offset, group)
+
+    def _write_group(self, offset: int, buffers: list[Any]) -> int:
+        """Write up to `GATHER_MAX` buffers, going on after short counts; return the offset behind them."""
+        if not buffers:
+            return offset
+        if not HAVE_PWRITEV:
+            for buffer in buffers:
+                offset = self._write_one(offset, memoryview(buffer).cast("B"))
+            return offset
+        total = sum(len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers)
+        done = os.pwritev(self.lock_fd, buffers, offset)
+        if done == total:
+            return offset + done
+        views = [memoryview(b).cast("B") for b in buffers]
+        for view in views:
+            if done >= len(view):
+                done -= len(view)
+                offset += len(view)
+                continue
+            offset = self._write_one(offset + done, view[done:])
+            done = 0
+        return offset
+
+    def _write_one(self, offset: int, view: memoryview) -> int:
+        while view:
+            if HAVE_PWRITE:
+                n = os.pwrite(self.lock_fd, view[:WRITE_MAX], offset)
+            else:
+                os.lseek(self.lock_fd, offset, os.SEEK_SET)
+                n = os.write(self.lock_fd, view[:WRITE_MAX])
+            if n == 0:
+                raise OSError(errno.EIO, "a write stored nothing", self.path)
+            view = view[n:]
+            offset += n
+        return offset
+
+    def reserve(self, start: int, end: int, sparse: bool = False) -> None:
+        """Make bytes `start` up to `end`, all behind the STOP (I3), zeros that have their place on the disk.
+
+        What a dead writer left there is cut off first; `sparse` leaves the zeros without a place.
+
+        Raises
+        ------
+        OSError
+            ENOSPC, EFBIG, ...: there is no room. The file is as before, but for bytes behind the STOP.
+        """
+        if self.size > start:
+            self.truncate(start)
+        if end <= start:
+            return
+        if sparse:
+            self.truncate(end)
+        elif HAVE_FALLOCATE:
+            self._fallocate(start, end)
+        else:
+            for i in range(start, end, ZERO_STEP):
+                self._write_one(i, memoryview(bytes(min(ZERO_STEP, end - i))))
+        self.size = max(self.size, end)
+
+    def allocate(self, start: int, end: int) -> None:
+        """Find room for a big write behind the STOP (I3) beforehand: faster, and a full disk is noticed first."""
+        if HAVE_FALLOCATE and end - start >= FALLOCATE_FROM:
+            self._fallocate(start, end)
+            self.size = max(self.size, end)
+
+    def _fallocate(self, start: int, end: int) -> None:
+        while True:
+            try:
+                os.posix_fallocate(self.lock_fd, start, end - start)
+                return
+            except InterruptedError:
+                continue
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, self.path) from None
+
+    def store_byte(self, offset: int, value: int) -> None:
+        """Store one byte: a publish, or the Op of a record (I1)."""
+        if self.in_place:
+            w = self.window(offset, offset + 1)
+            w.view[offset - w.start] = value
+        else:
+            self._write_one(offset, memoryview(bytes((value,))))
+
+    def store_cell(self, offset: int, value: int) -> None:
+        """Store the aligned 8-byte cell at `offset` of the header (I1)."""
+        if self.in_place:
+            self.cells[offset >> 3] = value
+        else:
+            self._write_one(offset, memoryview(struct.pack("<Q", value)))
+
+    def truncate(self, size: int) -> None:
+        """Set the file's size to `size`, behind the STOP (I3)."""
+        os.ftruncate(self.lock_fd, size)
+        self.size = size
+
+    def sync(self, folder: bool = False) -> None:
+        """Return when all that was stored, through maps too, is on the disk; with `folder`, its name as well."""
+        fd = self.lock_fd if self.writable else self.fd
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+        if folder:
+            sync_folder(os.path.dirname(self.path))
+
+    def make_room(self, end: int) -> None:
+        """See to it that the file reaches beyond `end`, by a good piece, so that one map serves many records.
+
+        The piece is a hole behind the STOP (I3): `ls` shows it, `du` does not, no unpickler reads it.
+        """
+        if end <= self.size:
+            return
+        ahead = end + max(AHEAD_LEAST, end // 4)
+        try:
+            self.truncate(ahead - ahead % mmap.PAGESIZE)
+        except OSError:             # a limit of the process or the file system
+            self.truncate(end)
+
+    # -- the writers' lock --------------------------------------------------------------------------------------
+
+    def _open_lock(self) -> None:
+        """Open the descriptor that carries the lock and takes the writes.
+
+        A description of its own that is never mapped: a map keeps its description alive, and a lock with it.
+        """
+        self.lock_fd = os.open(self.path, os.O_RDWR | O_BINARY)
+        self._descriptors.append(self.lock_fd)
+        status = os.fstat(self.lock_fd)
+        if (status.st_dev, status.st_ino) != self.identity:
+            raise BusyError(errno.EAGAIN, "the file was replaced while it was being opened", self.path)
+
+    def lock(self) -> bool:
+        """Wait for the lock.
+
+        Returns
+        -------
+        bool
+            Whether the path still leads to this file. If not, another has taken its place (or none), and this
+            one must not be written to any more.
+        """
+        if fcntl is not None:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
+        else:
+            os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
+            while True:
+                try:
+                    msvcrt.locking(self.lock_fd, msvcrt.LK_NBLCK, 1)    # type: ignore[attr-defined]
+                    break
+                except OSError as exc:
+                    if exc.errno not in (errno.EACCES, errno.EDEADLK):
+                        raise
+                    time.sleep(0.001)
+        return self.check_path()
+
+    def check_path(self) -> bool:
+        """Whether the path still leads to this file; the file's size is read anew."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        self.size = status.st_size
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def unlock(self) -> None:
+        """Give the lock back, explicitly: closing would not, while a forked child has the descriptor too."""
+        if fcntl is not None:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
+        else:
+            os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
+            msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)            # type: ignore[attr-defined]
+
+    def trim(self) -> None:
+        """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment."""
+        if fcntl is None:
+            return                  # Windows cannot cut a file that is mapped
+        try:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return                  # whoever holds it will do it
+        try:
+            stop = self.cells[fmt.STOP_OFFSET >> 3]
+            # The header's offset is a hint (I4): trust it only where a STOP stands and no writer is inside (I5).
+            if not self.cells[fmt.COMMIT_OFFSET >> 3] & 1 and stop < self.status().st_size \
+                    and self.read(stop, 1) == bytes((fmt.STOP,)):
+                self.truncate(stop + 1)
+        finally:
+            self.unlock()
+
+    def close(self) -> None:
+        """Close the descriptors and let go of the maps. Arrays keep theirs."""
+        self.windows = []
+        self.close_files()
+
+
+# -- birth ------------------------------------------------------------------------------------------------------
+
+def sync_folder(folder: str) -> None:
+    """Return when the names in `folder` are on the disk, where the system can do that."""
+    if os.name != "posix":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def new_content() -> bytes:
+    """Return the bytes of an empty file: header and STOP."""
+    return fmt.encode_header(secrets.token_bytes(16), boot_id()) + bytes((fmt.STOP,))
+
+
+def create_file(path: str, content: bytes) -> bool:
+    """Create the file `path` with `content`, unless there is one. No process ever sees it empty.
+
+    Returns
+    -------
+    bool
+        Whether it was created; False: the path is taken.
+
+    Notes
+    -----
+    A file without a name is filled and then linked into its place, which fails if the name is taken. Where
+    that is not possible, a file of another name is linked; where there are no links, the file is created under
+    its name and written at once.
+    """
+    folder = os.path.dirname(path)
+    if HAVE_TMPFILE:
+        try:
+            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
+        except OSError as exc:
+            if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+        else:
+            try:
+                os.write(fd, content)
+                os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+                return True
+            except FileExistsError:
+                return False
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):
+                    raise
+            finally:
+                os.close(fd)
+    temporary = _write_beside(path, content)
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+    finally:
+        os.unlink(temporary)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_beside(path: str, content: bytes, mode: int = 0o666) -> str:
+    """Write `content` to a new file in the folder of `path` and return its name."""
+    temporary = f"{path}.{secrets.token_hex(8)}.new"
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+    return temporary
+
+
+def replace_file(path: str, content: bytes, old: Optional[File]) -> None:
+    """Put a new file in the place of the one at `path`, in one step.
+
+    Parameters
+    ----------
+    path : str
+        Its symbolic links resolved.
+    old : File, optional
+        The file that is replaced, under its lock, if it is one of ours: it is marked, so that handles that
+        have it open go on with the new one (I13).
+    """
+    temporary = _write_beside(path, content)
+    try:
+        if os.path.exists(path):
+            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+        if old is not None:
+            # I13: marked before it is replaced. Who finds the mark and the path unchanged takes it off.
+            old.store_cell(fmt.STATE_OFFSET, fmt.REPLACING)
+        os.replace(temporary, path)
+    except BaseException:
+        if old is not None:
+            old.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
+        os.unlink(temporary)
+        raise
+    if old is not None:
+        old.store_cell(fmt.STATE_OFFSET, fmt.SUPERSEDED)
+        # Readers look at the counter only: move it, so that they look at the state. Even stays even (I5).
+        old.store_cell(fmt.COMMIT_OFFSET, old.cells[fmt.COMMIT_OFFSET >> 3] + 2)
+
+
+def process_id() -> int:
+    """Return the number of the running process."""
+    return os.getpid()
+
+
+def after_fork_in_child(function: Any) -> None:
+    """Have `function` called in every forked child, where processes fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def poll_delays() -> Iterator[float]:
+    """Yield how long to sleep between looks, in seconds: 0.1 ms first, slowly up to 1 ms."""
+    delay = 1e-4
+    while True:
+        yield delay
+        delay = min(delay * 1.1, 1e-3)
+
+
+__all__ = ["Buffer", "File", "Window", "create_file", "full_path", "new_content", "replace_file"]

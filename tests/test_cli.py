@@ -1,0 +1,151 @@
+"""The command line: what `ls` and `info` print, and how they fail."""
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mmapdict
+from mmapdict.cli import main
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file with an array, a hole and some values."""
+    path = tmp_path / "some.mmapdict"
+    with mmapdict.open(path, "w") as d:
+        d["a"] = np.arange(6, dtype="<u2").reshape(2, 3)
+        d.create(("scan", 0), (4, 5, 6), "f4")
+        d["scan", 0, "meta"] = {"exposure": 0.1}
+        d["gone"] = 1
+        del d["gone"]
+        d["\x1b[31m\u202e"] = "a key that would change the terminal"
+        d[b"bytes"] = np.float64(2.5)
+        d["scalar"] = np.array(7, "i8")
+    return path
+
+
+def run(*argv):
+    """Run the command line and return its exit code and output."""
+    out = io.StringIO()
+    return main([os.fspath(arg) for arg in argv], io.StringIO(), out), out.getvalue()
+
+
+def test_ls_lists_each_key_in_file_order(path):
+    code, text = run("ls", path)
+    assert code == 0
+    head, *lines = text.splitlines()
+    assert head.split() == ["key", "kind", "shape", "dtype", "bytes", "offset"]
+    with mmapdict.open(path, "r") as d:
+        assert len(lines) == len(d)
+        for line, key in zip(lines, d):
+            assert line.startswith(repr(key))
+    assert lines[1].split()[2:] == ["array", "4", "x", "5", "x", "6", "float32", "480", lines[1].split()[-1]]
+
+
+def test_ls_prints_no_control_characters(path):
+    _, text = run("ls", path)
+    assert all(character.isprintable() for line in text.splitlines() for character in line)
+
+
+def test_ls_json_holds_what_entries_say(path):
+    code, text = run("ls", "--json", path)
+    assert code == 0
+    listed = json.loads(text)
+    with mmapdict.open(path, "r") as d:
+        entries = list(d.entries())
+        assert [ast.literal_eval(item["key"]) for item in listed] == list(d)
+    for item, entry in zip(listed, entries):
+        assert item["kind"] == entry.kind
+        assert item["shape"] == (None if entry.shape is None else list(entry.shape))
+        assert item["dtype"] == (None if entry.dtype is None else str(entry.dtype))
+        assert (item["nbytes"], item["offset"]) == (entry.nbytes, entry.offset)
+
+
+def test_ls_of_an_empty_file_prints_the_head_only(tmp_path):
+    mmapdict.open(tmp_path / "empty", "w").close()
+    code, text = run("ls", tmp_path / "empty")
+    assert (code, len(text.splitlines())) == (0, 1)
+    assert run("ls", "--json", tmp_path / "empty") == (0, "[]\n")
+
+
+def test_info_shows_keys_and_bytes(path):
+    code, text = run("info", path)
+    assert code == 0
+    with mmapdict.open(path, "r") as d:
+        info = d.info()
+    lines = text.splitlines()
+    assert len(lines) == len(info)
+    assert any(line.split() == ["keys", str(info["keys"])] for line in lines)
+    assert str(path) in text
+
+
+def test_info_json_can_be_read_back(path):
+    code, text = run("info", "--json", path)
+    assert code == 0
+    found = json.loads(text)
+    with mmapdict.open(path, "r") as d:
+        info = d.info()
+    assert found["keys"] == info["keys"]
+    assert set(found) == set(info)
+
+
+@pytest.mark.parametrize("command", ["ls", "info"])
+def test_reading_changes_no_byte(path, command):
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    assert run(command, path)[0] == 0
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("command", ["ls", "info"])
+@pytest.mark.parametrize("content", [None, b"", b"not a pickle", "folder"])
+def test_a_file_that_cannot_be_read_is_exit_2(tmp_path, capsys, command, content):
+    path = tmp_path / "bad"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    code, text = run(command, path)
+    assert (code, text) == (2, "")
+    message = capsys.readouterr().err
+    assert message.startswith("mmapdict: ") and "bad" in message and len(message.splitlines()) == 1
+    if isinstance(content, bytes):
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["ls"], ["demo", "--frames", "0"], ["demo", "--frames", "x"],
+                                  ["demo", "--shape", "3,4"], ["demo", "--shape", "3,4,-1"], ["demo", "--rate", "-1"],
+                                  ["demo", "--rate", "nan"], ["demo", "--axes", "yz"]])
+def test_wrong_arguments_are_exit_2(argv, capsys):
+    assert main(argv) == 2
+    assert "usage: mmapdict" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands_and_not_the_viewer(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "demo" in text and "ls" in text and "info" in text and "demo-viewer" not in text
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mmapdict {mmapdict.__version__}\n"
+
+
+def test_python_m_runs_and_a_closed_pipe_is_no_error(path):
+    command = [sys.executable, "-m", "mmapdict", "ls", os.fspath(path)]
+    root = os.path.dirname(os.path.dirname(mmapdict.__file__))
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONPATH": root, "PYTHONIOENCODING": "ascii"}
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    done = subprocess.run(command, capture_output=True, env=env)
+    assert done.returncode == 0
+    assert b"('scan', 0)" in done.stdout
