@@ -172,7 +172,7 @@ def open_store(bench: Bench) -> Iterator[Row]:
         def floor(path: str = path, offsets: list[int] = offsets, pick: random.Random = pick) -> float:
             return floors.open_and_read(path, pick.choice(offsets), SMALL * 8)
 
-        samples = alternate(10 * bench.sizes.rounds, ours=ours, floor=floor)
+        samples = alternate(bench.sizes.rounds, ours=ours, floor=floor)
         yield compare("open", f"{count:,} keys", "us", samples)
 
 

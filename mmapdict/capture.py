@@ -13,6 +13,7 @@ The file, key by key:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -38,6 +39,7 @@ LINES, ARRAY_CALL, META_CALL = 0, 1, 2  # columns of "progress"
 #: The clock of both processes: monotonic, and the same for all processes of a machine.
 clock = time.monotonic_ns
 
+_TURNS = list(itertools.permutations(range(3)))
 _NAP = 0.05  # longest sleep, so that a stop is noticed soon
 _FILL_REPORT = 0.05  # seconds between two reports of the viewer about the same scan
 
@@ -181,7 +183,7 @@ class Floors:
     """Store the lines of a capture also without mmapdict, at the same moments, to compare: the floors of its speed.
 
     One floor is `os.pwrite`, the other a plain `numpy.memmap`, each into a file of its own that was allocated
-    beforehand, has no name and so disappears by itself. Line by line, the three take turns in being the first.
+    beforehand, has no name and so disappears by itself. Line by line, the three take turns.
 
     Parameters
     ----------
@@ -232,8 +234,7 @@ class Floors:
             cube[y] = line
             return time.perf_counter_ns() - before
         took = [0, 0, 0]
-        for turn in range(3):
-            who = (self.lines + turn) % 3
+        for who in _TURNS[self.lines % len(_TURNS)]:
             before = time.perf_counter_ns()
             if who == 0:
                 cube[y] = line

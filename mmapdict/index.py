@@ -13,10 +13,13 @@ from contextlib import suppress
 from typing import Any, Optional, Union
 
 from . import format as fmt
-from . import values
+from .arrays import decode_info, payload_pieces
 from .errors import CorruptError
 from .format import Payload, Record
+from .literals import check_key, decode_literal, key_parts
+from .pickling import highest_memo, shift_memo
 from .store import File
+from .values import Encoded
 
 _COMMIT = fmt.COMMIT_OFFSET >> 3
 _LIVE = fmt.LIVE_OFFSET >> 3
@@ -62,7 +65,8 @@ class Index:
         CorruptError
             With the path and the offset at which the file breaks a rule.
         """
-        file, found = self.file, []
+        file = self.file
+        found: list[Record] = []
         try:
             w = file.window(self.end, self.end + 1)
             while True:
@@ -92,9 +96,9 @@ class Index:
     def _take(self, record: Record, view: memoryview, base: int) -> None:
         if record.entry:
             try:
-                key, _ = fmt.decode_literal(view, record.content - base, record.body_end - base)
+                key, _ = decode_literal(view, record.content - base, record.body_end - base)
                 if type(key) not in _PLAIN:
-                    fmt.check_literal_key(key)
+                    check_key(key)
             except (CorruptError, TypeError) as exc:
                 raise CorruptError(f"an entry whose key is damaged: {exc}", None, record.offset) from exc
             old = self.offsets.get(key)
@@ -187,7 +191,7 @@ class Index:
         except CorruptError:
             w = self.file.map_window(offset)
             record = fmt.decode_record(w.view, w.start, offset, self.file.tag)
-        key, at = fmt.decode_literal(w.view, record.content - w.start, record.body_end - w.start)
+        key, at = decode_literal(w.view, record.content - w.start, record.body_end - w.start)
         return record, key, w.start + at, w.view, w.start
 
     # -- changing: the caller holds the lock --------------------------------------------------------------------
@@ -205,7 +209,7 @@ class Index:
         if cells[fmt.STOP_OFFSET >> 3] != self.end:
             self.recover()              # the header is older than the records, or damaged
 
-    def put(self, key: Any, parts: list[Union[bytes, Payload]], value: values.Encoded, sparse: bool = False) -> int:
+    def put(self, key: Any, parts: list[Union[bytes, Payload]], value: Encoded, sparse: bool = False) -> int:
         """Add an entry, and kill the one that it replaces.
 
         Parameters
@@ -227,11 +231,11 @@ class Index:
             # As in a dict, the first of several equal keys (1, 1.0, True) stays.
             _, kept, _, _, _ = self.read_head(old)
             if repr(kept) != repr(key):
-                key, parts = kept, fmt.key_parts(kept)
+                key, parts = kept, key_parts(kept)
         memo = self.file.cells[_MEMO]
         entry = fmt.join_parts(parts, value.parts)
         if value.memo and value.base != memo:
-            entry = [values.shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
+            entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
         start = self.end
         pieces: list[Any] = []
         for group, ops in fmt.GROUPS.items():
@@ -369,8 +373,8 @@ class Index:
                 dead += record.end - record.offset
             elif record.entry:
                 _, _, at, view, base = self.read_head(record.offset)
-                if values.decode_info(view, base, at, record.body_end) is None:
-                    memo = max(memo, values.highest_memo(view[at - base:record.body_end - base]))
+                if decode_info(view, base, at, record.body_end) is None:
+                    memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
         file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4
@@ -385,6 +389,6 @@ class Index:
 def _buffers(pieces: list[Any]) -> Iterator[Any]:
     for piece in pieces:
         if isinstance(piece, Payload):
-            yield from values.payload_pieces(piece)
+            yield from payload_pieces(piece)
         else:
             yield piece

@@ -17,12 +17,15 @@ import numpy as np
 
 from . import format as fmt
 from . import store, values
+from .arrays import ArrayInfo, MaskedInfo, Order, decode_info, map_info
+from .birth import MODES, open_file
+from .dictviews import Items, Keys, Values, equal
 from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError
 from .index import Index
-from .values import ArrayInfo, MaskedInfo
-from .views import Root, memmap
+from .literals import key_parts, plain_key
+from .pickling import decode_pickled
+from .views import memmap
 
-MODES = ("r", "r+", "a", "w", "x")
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
 
@@ -141,9 +144,8 @@ class MmapDict(MutableMapping[Any, Any]):
     >>> d
     MmapDict('doctest.mmapdict', 'w'): {'wavelengths': array (5,) float64, ('scan', 0): array (2, 3) uint16}
     >>> d.close()
-    >>> import pickle
-    >>> with open("doctest.mmapdict", "rb") as f:
-    ...     pickle.load(f)[("scan", 0)]
+    >>> import pathlib, pickle
+    >>> pickle.loads(pathlib.Path("doctest.mmapdict").read_bytes())[("scan", 0)]
     array([[7, 7, 7],
            [0, 0, 0]], dtype=uint16)
     """
@@ -161,7 +163,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._depth = 0
         self._closed = False
         self._forked = False
-        self._attach(_open_file(self._path, mode))
+        self._attach(open_file(self._path, mode))
         self._waited = self._cells[_COMMIT]
         self._unclosed = weakref.finalize(self, _warn_unclosed, self._path)
         self._unclosed.atexit = False           # the end of the interpreter is no reason for a warning
@@ -253,12 +255,12 @@ class MmapDict(MutableMapping[Any, Any]):
         if info is None:
             ops = view[at - base:record.body_end - base]
             try:
-                return values.decode_pickled(ops, self._cells[fmt.MEMO_OFFSET >> 3])
+                return decode_pickled(ops, self._cells[fmt.MEMO_OFFSET >> 3])
             except CorruptError as exc:
                 raise CorruptError(exc.message, self._path, at) from exc
         root = self._file.window(record.offset, record.end).root
         try:
-            array = values.map_info(info, root)
+            array = map_info(info, root)
         except (ValueError, TypeError) as exc:
             raise CorruptError(f"an array that numpy cannot make: {exc}", self._path, offset) from exc
         if key is not _missing and isinstance(info, ArrayInfo):
@@ -271,7 +273,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _info(self, offset: int) -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int, memoryview, int]:
         try:
             record, _, at, view, base = self._index.read_head(offset)
-            return values.decode_info(view, base, at, record.body_end), record, at, view, base
+            return decode_info(view, base, at, record.body_end), record, at, view, base
         except CorruptError as exc:
             raise CorruptError(exc.message, self._path, exc.offset) from exc
 
@@ -283,18 +285,18 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             return self._refresh().count()
 
-    def _snapshot(self) -> list[tuple[Any, int]]:
+    def snapshot(self) -> list[tuple[Any, int]]:
         with self._mutex:
             return self._refresh().snapshot()
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the keys as they are now: changing the mapping meanwhile does no harm."""
-        return iter([key for key, _ in self._snapshot()])
+        return iter([key for key, _ in self.snapshot()])
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed([key for key, _ in self._snapshot()])
+        return iter([key for key, _ in reversed(self.snapshot())])
 
-    def _each(self, snapshot: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, Any]]:
+    def each(self, snapshot: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, Any]]:
         """Yield items of a snapshot; values that were replaced or deleted since are still in the file."""
         file = self._file
         for key, offset in snapshot:
@@ -310,15 +312,15 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def keys(self) -> KeysView[Any]:
         """Return a live view of the keys, in the order of the file."""
-        return _Keys(self)
+        return Keys(self)
 
     def values(self) -> ValuesView[Any]:
         """Return a live view of the values, in the order of the file. Arrays are mapped, not loaded."""
-        return _Values(self)
+        return Values(self)
 
     def items(self) -> ItemsView[Any, Any]:
         """Return a live view of the items, in the order of the file."""
-        return _Items(self)
+        return Items(self)
 
     def copy(self) -> dict[Any, Any]:
         """Return a plain dict of the values: arrays in it are views of the file."""
@@ -382,7 +384,7 @@ class MmapDict(MutableMapping[Any, Any]):
         if not isinstance(other, Mapping):
             return NotImplemented
         mine = self.copy()
-        return _equal(mine, other)
+        return equal(mine, other)
 
     def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
         if not isinstance(other, Mapping):
@@ -394,7 +396,7 @@ class MmapDict(MutableMapping[Any, Any]):
             return NotImplemented
         return {**other, **self.copy()}
 
-    def __ior__(self, other: Any) -> MmapDict:
+    def __ior__(self, other: Any) -> MmapDict:      # type: ignore[misc]
         self.update(other)
         return self
 
@@ -463,7 +465,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = plain_key(key)
-        parts = fmt.key_parts(key)
+        parts = key_parts(key)
         encoded = values.encode(value, self._cells[fmt.MEMO_OFFSET >> 3])
         index = self._begin()
         try:
@@ -487,7 +489,7 @@ class MmapDict(MutableMapping[Any, Any]):
         if offset is None:
             raise KeyError(key)
 
-    def create(self, key: Any, shape: Union[int, Iterable[int]], dtype: Any = float, *, order: str = "C",
+    def create(self, key: Any, shape: Union[int, Iterable[int]], dtype: Any = float, *, order: Order = "C",
                mask: bool = False, sparse: bool = False) -> Any:
         """Make a hole: an array of zeros, to be filled through the map.
 
@@ -532,7 +534,7 @@ class MmapDict(MutableMapping[Any, Any]):
         1920
         """
         key = plain_key(key)
-        parts = fmt.key_parts(key)
+        parts = key_parts(key)
         sizes = _shape(shape)
         if order not in ("C", "F"):
             raise ValueError(f'order {order!r}: expected "C" or "F"')
@@ -689,9 +691,9 @@ class MmapDict(MutableMapping[Any, Any]):
         -----
         Costs O(keys) at each change.
         """
-        file, before = self._file, dict(self._snapshot())
+        file, before = self._file, dict(self.snapshot())
         while self.wait(timeout):
-            after = dict(self._snapshot())
+            after = dict(self.snapshot())
             same = self._file is file
             change = Change([k for k in after if k not in before],
                             [k for k in after if k in before and not (same and after[k] == before[k])],
@@ -771,42 +773,6 @@ class MmapDict(MutableMapping[Any, Any]):
         return MmapDict, (self._path, "r+" if self._writable else "r")
 
 
-class _Keys(KeysView[Any]):
-    _mapping: MmapDict
-
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._mapping)
-
-
-class _Values(ValuesView[Any]):
-    _mapping: MmapDict
-
-    def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping._each(self._mapping._snapshot()))
-
-    def __reversed__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping._each(reversed(self._mapping._snapshot())))
-
-    def __contains__(self, value: object) -> bool:
-        return any(_equal(value, mine) for mine in self)
-
-
-class _Items(ItemsView[Any, Any]):
-    _mapping: MmapDict
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return self._mapping._each(self._mapping._snapshot())
-
-    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return self._mapping._each(reversed(self._mapping._snapshot()))
-
-    def __contains__(self, item: object) -> bool:
-        if not isinstance(item, tuple) or len(item) != 2:
-            return False
-        value = self._mapping.get(item[0], _missing)
-        return value is not _missing and _equal(value, item[1])
-
-
 def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
     """Open a file as a dictionary. See `MmapDict` for parameters and errors.
 
@@ -821,71 +787,10 @@ def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
     return MmapDict(path, mode)
 
 
-def _open_file(path: str, mode: str) -> store.File:
-    """Open, create or replace the file as the mode says."""
-    if mode == "w":
-        _start_anew(path)
-    elif mode == "x" and not store.create_file(path, store.new_content()):
-        raise FileExistsError(17, "the file exists", path)
-    while True:
-        try:
-            return store.File(path, mode != "r")
-        except FileNotFoundError:
-            if mode != "a" or store.is_link(path):
-                raise
-            store.create_file(path, store.new_content())
-        except BusyError:
-            continue            # it was replaced between two system calls
-
-
-def _start_anew(path: str) -> None:
-    path = store.real_path(path)
-    while not store.create_file(path, store.new_content()):
-        try:
-            old = store.File(path, True)
-        except (FormatError, CorruptError):
-            if store.is_folder(path):
-                raise
-            store.replace_file(path, store.new_content(), None)
-            return
-        except FileNotFoundError:
-            continue
-        try:
-            if old.lock():
-                store.replace_file(path, store.new_content(), old)
-                return
-        finally:
-            old.unlock()
-            old.close()
-
-
-def plain_key(key: Any) -> Any:
-    """Return the key as it is stored: numpy scalars become the Python value that they equal.
-
-    Raises
-    ------
-    TypeError
-        If it can be no key.
-    """
-    t = type(key)
-    if t is str or t is int:
-        return key
-    if t is tuple:
-        fmt_key = tuple(map(plain_key, key)) if any(type(k) is tuple or isinstance(k, np.generic) for k in key) else key
-        fmt.check_literal_key(fmt_key)
-        return fmt_key
-    if isinstance(key, np.generic) and not isinstance(key, (np.void, np.datetime64, np.timedelta64)):
-        item = key.item()
-        if item == key:
-            key = item
-    fmt.check_literal_key(key)
-    return key
-
-
 def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     """Return a shape as a tuple of Python ints."""
     try:
-        sizes = (int(shape.__index__()),)               # type: ignore[union-attr]
+        sizes: tuple[int, ...] = (int(shape.__index__()),)      # type: ignore[union-attr]
     except AttributeError:
         sizes = tuple(int(n.__index__()) for n in shape)    # type: ignore[union-attr]
     if any(n < 0 for n in sizes):
@@ -902,26 +807,6 @@ def _summary(entry: Entry) -> str:
     return f"{kind} {entry.shape} {entry.dtype}"
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal, arrays in them compared element by element."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape != b.shape:
-            return False
-        if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
-            mask = np.ma.getmaskarray(a)
-            if not np.array_equal(mask, np.ma.getmaskarray(b)):
-                return False
-            if mask.dtype.names is None:
-                return bool(np.array_equal(np.ma.getdata(a)[~mask], np.ma.getdata(b)[~mask]))
-            return bool(np.array_equal(np.ma.getdata(a), np.ma.getdata(b)))
-        return bool(np.array_equal(a, b))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return len(a) == len(b) and all(k in b and _equal(v, b[k]) for k, v in a.items())
-    if type(a) in (list, tuple) and type(a) is type(b):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return bool(a == b)
-
-
 def _warn_unclosed(path: str) -> None:
     warnings.warn(f"unclosed mmapdict file {path}", ResourceWarning, stacklevel=2)
 
@@ -934,5 +819,3 @@ def _renew_handles() -> None:
 
 
 store.after_fork_in_child(_renew_handles)
-
-__all__ = ["Change", "Entry", "MmapDict", "Root", "open"]

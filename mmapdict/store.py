@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 import stat
 import struct
 import sys
@@ -18,17 +17,18 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from . import format as fmt
 from .errors import BusyError, FormatError
-from .format import Buffer
 from .views import Root, make_root
 
+fcntl: Any
+msvcrt: Any
 try:
     import fcntl
 except ImportError:             # Windows
-    fcntl = None                # type: ignore[assignment]
+    fcntl = None
     import msvcrt
 
 HAVE_PWRITEV = hasattr(os, "pwritev")
@@ -62,21 +62,6 @@ def full_path(path: _Path) -> str:
         If it is no str, bytes or os.PathLike.
     """
     return os.path.abspath(os.fsdecode(os.fspath(path)))
-
-
-def real_path(path: str) -> str:
-    """Return `path` with its symbolic links resolved."""
-    return os.path.realpath(path)
-
-
-def is_link(path: str) -> bool:
-    """Whether `path` is a symbolic link, also one that leads nowhere."""
-    return os.path.islink(path)
-
-
-def is_folder(path: str) -> bool:
-    """Whether `path` is a directory."""
-    return os.path.isdir(path)
 
 
 def boot_id() -> bytes:
@@ -432,7 +417,7 @@ class File:
             os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
             while True:
                 try:
-                    msvcrt.locking(self.lock_fd, msvcrt.LK_NBLCK, 1)    # type: ignore[attr-defined]
+                    msvcrt.locking(self.lock_fd, msvcrt.LK_NBLCK, 1)
                     break
                 except OSError as exc:
                     if exc.errno not in (errno.EACCES, errno.EDEADLK):
@@ -455,7 +440,7 @@ class File:
             fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
         else:
             os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
-            msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)            # type: ignore[attr-defined]
+            msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)
 
     def trim(self) -> None:
         """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment."""
@@ -480,8 +465,6 @@ class File:
         self.close_files()
 
 
-# -- birth ------------------------------------------------------------------------------------------------------
-
 def sync_folder(folder: str) -> None:
     """Return when the names in `folder` are on the disk, where the system can do that."""
     if os.name != "posix":
@@ -491,112 +474,6 @@ def sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def new_content() -> bytes:
-    """Return the bytes of an empty file: header and STOP."""
-    return fmt.encode_header(secrets.token_bytes(16), boot_id()) + bytes((fmt.STOP,))
-
-
-def create_file(path: str, content: bytes) -> bool:
-    """Create the file `path` with `content`, unless there is one. No process ever sees it empty.
-
-    Returns
-    -------
-    bool
-        Whether it was created; False: the path is taken.
-
-    Notes
-    -----
-    A file without a name is filled and then linked into its place, which fails if the name is taken. Where
-    that is not possible, a file of another name is linked; where there are no links, the file is created under
-    its name and written at once.
-    """
-    folder = os.path.dirname(path)
-    if HAVE_TMPFILE:
-        try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
-        except OSError as exc:
-            if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                raise
-        else:
-            try:
-                os.write(fd, content)
-                os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
-                return True
-            except FileExistsError:
-                return False
-            except OSError as exc:
-                if exc.errno not in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):
-                    raise
-            finally:
-                os.close(fd)
-    temporary = _write_beside(path, content)
-    try:
-        os.link(temporary, path)
-        return True
-    except FileExistsError:
-        return False
-    except OSError as exc:
-        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-    finally:
-        os.unlink(temporary)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
-    except FileExistsError:
-        return False
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
-    return True
-
-
-def _write_beside(path: str, content: bytes, mode: int = 0o666) -> str:
-    """Write `content` to a new file in the folder of `path` and return its name."""
-    temporary = f"{path}.{secrets.token_hex(8)}.new"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
-    return temporary
-
-
-def replace_file(path: str, content: bytes, old: Optional[File]) -> None:
-    """Put a new file in the place of the one at `path`, in one step.
-
-    Parameters
-    ----------
-    path : str
-        Its symbolic links resolved.
-    old : File, optional
-        The file that is replaced, under its lock, if it is one of ours: it is marked, so that handles that
-        have it open go on with the new one (I13).
-    """
-    temporary = _write_beside(path, content)
-    try:
-        if os.path.exists(path):
-            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
-        if old is not None:
-            # I13: marked before it is replaced. Who finds the mark and the path unchanged takes it off.
-            old.store_cell(fmt.STATE_OFFSET, fmt.REPLACING)
-        os.replace(temporary, path)
-    except BaseException:
-        if old is not None:
-            old.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
-        os.unlink(temporary)
-        raise
-    if old is not None:
-        old.store_cell(fmt.STATE_OFFSET, fmt.SUPERSEDED)
-        # Readers look at the counter only: move it, so that they look at the state. Even stays even (I5).
-        old.store_cell(fmt.COMMIT_OFFSET, old.cells[fmt.COMMIT_OFFSET >> 3] + 2)
-
-
-def process_id() -> int:
-    """Return the number of the running process."""
-    return os.getpid()
 
 
 def after_fork_in_child(function: Any) -> None:
@@ -611,6 +488,3 @@ def poll_delays() -> Iterator[float]:
     while True:
         yield delay
         delay = min(delay * 1.1, 1e-3)
-
-
-__all__ = ["Buffer", "File", "Window", "create_file", "full_path", "new_content", "replace_file"]

@@ -10,7 +10,7 @@ made straight over an `mmap` object does not pin it: closing the map makes the n
 from __future__ import annotations
 
 import mmap
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import numpy as np
 
@@ -119,7 +119,8 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
         root = root_of(self)
         if root is None or root.mode == "r" or self.size == 0:
             return
-        low, high = np.lib.array_utils.byte_bounds(self) if hasattr(np.lib, "array_utils") else np.byte_bounds(self)
+        numpy: Any = np.lib.array_utils if hasattr(np.lib, "array_utils") else np     # moved in numpy 2
+        low, high = numpy.byte_bounds(self)
         start = (low - root.address) // mmap.PAGESIZE * mmap.PAGESIZE
         while start < high - root.address:
             root.map.flush(start, min(FLUSH_STEP, root.size - start))
@@ -144,7 +145,7 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
-    def copy(self, order: Any = "C") -> Any:    # type: ignore[override]
+    def copy(self, order: Any = "C") -> Any:
         """Return a plain `numpy.ndarray` in memory with the same elements."""
         return self.view(np.ndarray).copy(order)
 
@@ -158,16 +159,17 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
 memmap.__module__ = "mmapdict"
 
 
-def map_array(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> memmap:
+def map_array(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any],
+              order: Literal["C", "F"]) -> memmap:
     """Return the array that starts at byte `position` of the root. O(1), no byte of it is read.
 
     The caller has checked that the dtype holds no objects, that no size is negative and that the bytes are
     the record's: ``ndarray.__new__`` would accept object pointers, and takes -1 for "all the rest".
     """
-    return _new(memmap, shape, dtype, root, position, None, order)      # type: ignore[call-overload, no-any-return]
+    return _new(memmap, shape, dtype, root, position, None, order)
 
 
-def map_masked(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: str,
+def map_masked(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"],
                mask: Any, fill_value: Any, hard_mask: bool) -> np.ma.MaskedArray[Any, Any]:
     """Return the masked array whose data start at byte `position` of the root and whose mask is `mask`.
 
@@ -181,7 +183,7 @@ def map_masked(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtyp
     fill_value : numpy.ndarray, shape (), or None
         None: not set.
     """
-    x: Any = _new(np.ma.MaskedArray, shape, dtype, root, position, None, order)     # type: ignore[call-overload]
+    x: Any = _new(np.ma.MaskedArray, shape, dtype, root, position, None, order)
     x._mask = mask
     x._sharedmask = False
     x._hardmask = hard_mask

@@ -176,7 +176,7 @@ def _parts(obj):
         return _masked_parts(obj), True
     if isinstance(obj, numpy.ndarray):
         # A mapped array and the plain one that pickle makes are the same value.
-        plain = kind is numpy.memmap
+        plain = issubclass(kind, numpy.memmap)      # mapped by whoever maps it: an array all the same
         return _array_parts(obj.view(numpy.ndarray), "ndarray" if plain else kind.__qualname__), True
     reduced = obj.__reduce_ex__(4)
     if isinstance(reduced, str):

@@ -1,0 +1,400 @@
+"""Arrays and masked arrays <-> the opcodes of a record's body.
+
+They have fixed recipes, which name only `numpy.ndarray`, `numpy.dtype` and `numpy.ma.MaskedArray` (the hidden
+globals of format.GROUPS). They are read by their grammar, without an unpickler, and handed out as views of the
+file.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Optional, Union
+
+import numpy as np
+
+from . import format as fmt
+from .errors import CorruptError
+from .format import Buffer, Payload
+from .literals import ARGUMENT_SIZES, decode_literal, encode_literal, skip_filler
+from .views import Root, map_array, map_masked
+
+Order = Literal["C", "F"]
+
+_get = {i: bytes((fmt.BINGET, i)) for i in (fmt.NDARRAY, fmt.DTYPE, fmt.NO_ROWS, fmt.UINT8, fmt.MASKED_ARRAY,
+                                            fmt.NOMASK)}
+_NDARRAY = _get[fmt.NDARRAY]
+# numpy.ndarray.__new__(numpy.ndarray, (0,)), then the state that __setstate__ takes: version 1, ...
+_BUILD = _NDARRAY + _get[fmt.NO_ROWS] + b"\x81(K\x01"
+_BUILT = b"tb"
+_MASKED = _get[fmt.MASKED_ARRAY] + b"("
+# dtype=None, copy=False, subok=True, ndmin=0
+_MASKED_OPTIONS = b"N\x89\x88K\x00"
+
+
+# -- dtypes -----------------------------------------------------------------------------------------------------
+
+def dtype_spec(dtype: np.dtype[Any]) -> Any:
+    """Return a description of plain Python types that `numpy.dtype` turns into `dtype` again.
+
+    A text for simple types, ``(base, shape)`` for sub-arrays, a dict of names, formats, offsets, titles, item
+    size and alignment for structured types. It is exact for every dtype that `is_mappable` accepts.
+    """
+    if dtype.subdtype is not None:
+        return dtype_spec(dtype.base), tuple(map(int, dtype.shape))
+    if dtype.names is None:
+        return dtype.str
+    fields: list[Any] = [dtype.fields[name] for name in dtype.names]      # type: ignore[index]
+    spec: dict[str, Any] = {"names": list(dtype.names), "formats": [dtype_spec(f[0]) for f in fields],
+                            "offsets": [int(f[1]) for f in fields], "itemsize": int(dtype.itemsize)}
+    if any(len(f) > 2 for f in fields):
+        spec["titles"] = [f[2] if len(f) > 2 else None for f in fields]
+    if dtype.isalignedstruct:
+        spec["aligned"] = True
+    return spec
+
+
+def _same_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether two dtypes agree in all that `repr`, fields and metadata show; ``==`` looks away from some."""
+    if a is b:
+        return True
+    if a != b or a.type is not b.type or a.str != b.str or a.itemsize != b.itemsize or a.metadata != b.metadata:
+        return False
+    if a.isalignedstruct != b.isalignedstruct or a.names != b.names:
+        return False
+    if a.subdtype is not None or b.subdtype is not None:
+        return a.shape == b.shape and _same_dtype(a.base, b.base)
+    if a.fields is not None and b.fields is not None:
+        return all(_same_dtype(a.fields[n][0], b.fields[n][0]) and a.fields[n][1:] == b.fields[n][1:]
+                   for n in a.fields)
+    return True
+
+
+class DtypeOps(NamedTuple):
+    """How a dtype is written in an array record."""
+
+    ops: bytes           # push the dtype
+    foreign: bool        # BUILD would turn its byte order into the native one
+    alignment: int
+
+
+_dtype_ops: dict[str, DtypeOps] = {}
+
+
+def encode_dtype(dtype: np.dtype[Any]) -> Optional[DtypeOps]:
+    """Return how `dtype` is written, or None if it cannot stand in an array record."""
+    simple = dtype.names is None and dtype.subdtype is None and dtype.metadata is None
+    if simple:
+        known = _dtype_ops.get(dtype.str)
+        if known is not None and not dtype.hasobject:
+            return known
+    if dtype.hasobject:
+        return None
+    try:
+        spec = dtype_spec(dtype)
+        if not _same_dtype(np.dtype(spec), dtype):
+            return None                  # metadata, numpy.record, user-defined types
+        literal = encode_literal(spec)
+    except (TypeError, ValueError):
+        return None
+    # numpy's __setstate__ looks at the dtype's own byte order only, and that of structures is "not applicable".
+    foreign = dtype.byteorder not in "=|" and not dtype.isnative
+    encoded = DtypeOps(_get[fmt.DTYPE] + literal + b"\x85R", foreign, dtype.alignment)
+    if simple:
+        _dtype_ops[dtype.str] = encoded
+    return encoded
+
+
+def is_mappable(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of `dtype` are stored as raw bytes and handed out as views of the file."""
+    return encode_dtype(dtype) is not None
+
+
+# -- encoding ---------------------------------------------------------------------------------------------------
+
+def array_order(array: np.ndarray[Any, Any]) -> Order:
+    """Return ``"F"`` for an array that is contiguous in Fortran order only, else ``"C"``."""
+    flags = array.flags
+    return "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+
+
+def encode_array(a: np.ndarray[Any, Any], dtype: DtypeOps) -> list[Union[bytes, Payload]]:
+    """Return the parts of an array whose dtype is written as `dtype`."""
+    return array_parts(a.shape, dtype, array_order(a), a.itemsize, a)
+
+
+def array_parts(shape: tuple[int, ...], dtype: DtypeOps, order: Order, itemsize: int,
+                data: Optional[np.ndarray[Any, Any]]) -> list[Union[bytes, Payload]]:
+    """Return the parts of an array; `data` None makes a hole."""
+    nbytes = itemsize
+    for n in shape:
+        nbytes *= n
+    literal = encode_literal(shape)
+    if not dtype.foreign and (nbytes % 8 == 0 or nbytes <= fmt.BIG_PAYLOAD):
+        flag = b"\x88" if order == "F" else b"\x89"
+        payload = fmt.array_payload(data, nbytes, dtype.alignment)
+        return [_BUILD + literal + dtype.ops + flag, payload, _BUILT]
+    # BUILD would swap the bytes, or the payload would end at an odd place: a view of a padded uint8 array.
+    padded = nbytes + -nbytes % 8
+    payload = fmt.array_payload(data, padded, dtype.alignment)
+    head = _NDARRAY + b"(" + literal + dtype.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
+    tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if order == "F" else b"t\x81")
+    return [head + _get[fmt.UINT8] + b"\x89", payload, tail]
+
+
+def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
+    """Return the parts of a masked array, or None if its dtype cannot be mapped."""
+    data = x._data
+    dtype = encode_dtype(data.dtype)
+    if dtype is None:
+        return None
+    parts = encode_array(data, dtype)
+    mask: Any = None
+    if x._mask is not np.ma.nomask:
+        mask_ops = encode_dtype(x._mask.dtype)
+        assert mask_ops is not None          # booleans in the structure of a mappable dtype
+        mask = encode_array(np.asarray(x._mask, order=array_order(data)), mask_ops)
+    fill: bytes = b"N"
+    if x._fill_value is not None:
+        # A small 0-d array in one run of opcodes: it is copied, not mapped.
+        pieces = encode_array(np.asarray(x._fill_value, data.dtype), dtype)
+        fill = b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in pieces)
+    return masked_parts(parts, mask, fill, bool(x._hardmask))
+
+
+def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: bytes, hard: bool) -> list[Any]:
+    parts: list[Any] = fmt.join_parts([_MASKED], data)
+    parts = fmt.join_parts(parts, [_get[fmt.NOMASK]] if mask is None else mask)
+    # ... fill_value, keep_mask=True, hard_mask
+    return fmt.join_parts(parts, [_MASKED_OPTIONS + fill + b"\x88" + (b"\x88" if hard else b"\x89") + b"tR"])
+
+
+PIECE = 1 << 20
+
+
+def payload_pieces(payload: Payload) -> Iterator[Any]:
+    """Yield the bytes of a payload as buffers; a contiguous array's memory is given as it is, not copied.
+
+    Others are copied in pieces of about a megabyte, so that storing a large view needs no second array.
+    """
+    data = payload.data
+    if not isinstance(data, np.ndarray):
+        yield data
+        return
+    if data.flags.c_contiguous or data.flags.f_contiguous:
+        flat: Any = data.reshape(-1, order="A")
+        if data.nbytes:
+            yield memoryview(flat.view(np.uint8))        # dates export no buffer of their own
+    else:
+        yield from _copied_pieces(data)
+    if payload.nbytes > data.nbytes:
+        yield bytes(payload.nbytes - data.nbytes)
+
+
+def _copied_pieces(a: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """Yield a non-contiguous array's bytes in C order, in pieces of about `PIECE` bytes."""
+    if a.nbytes <= PIECE or a.ndim == 0:
+        if a.nbytes:
+            yield a.tobytes()
+        return
+    row = a.nbytes // a.shape[0]
+    step = max(1, PIECE // row)
+    if step == 1 and row > PIECE:
+        for part in a:
+            yield from _copied_pieces(part)
+        return
+    for i in range(0, a.shape[0], step):
+        yield a[i:i + step].tobytes()
+
+
+def raw_bytes(payload: Payload) -> bytes:
+    """Return a payload's bytes as one object."""
+    return b"".join(payload_pieces(payload))
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------
+
+class ArrayInfo(NamedTuple):
+    """Where an array stands in the file, and what it is.
+
+    Attributes
+    ----------
+    shape, dtype, order : of the array; order is "C" or "F"
+    offset, nbytes : int
+        Of its first element, from the start of the file, and of all its elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Order
+    offset: int
+    nbytes: int
+
+
+class MaskedInfo(NamedTuple):
+    """A masked array: its data, its mask (None: nomask), its fill value (None: not set) and hardness."""
+
+    data: ArrayInfo
+    mask: Optional[ArrayInfo]
+    fill_value: Optional[np.ndarray[Any, Any]]
+    hard_mask: bool
+
+
+_dtypes: dict[bytes, np.dtype[Any]] = {}
+
+
+class _Cursor:
+    """Reads an array's opcodes one after the other; every read checks that it stays inside the record."""
+
+    def __init__(self, buf: Buffer, base: int, pos: int, end: int) -> None:
+        self.buf, self.base, self.pos, self.end = buf, base, pos - base, end - base
+
+    def fail(self, what: str) -> CorruptError:
+        return CorruptError(what, None, self.base + self.pos)
+
+    def take(self, ops: bytes) -> bool:
+        """Pass over `ops` if they stand here."""
+        after = self.pos + len(ops)
+        if after <= self.end and self.buf[self.pos:after] == ops:
+            self.pos = after
+            return True
+        return False
+
+    def need(self, ops: bytes) -> None:
+        if not self.take(ops):
+            raise self.fail(f"an array's opcodes are damaged: {ops!r} expected")
+
+    def literal(self) -> Any:
+        value, self.pos = decode_literal(self.buf, self.pos, self.end)
+        return value
+
+    def shape(self) -> tuple[int, ...]:
+        shape = self.literal()
+        if type(shape) is not tuple or not all(type(n) is int and n >= 0 for n in shape):
+            raise self.fail(f"{shape!r} is not the shape of an array")
+        return shape
+
+    def dtype(self) -> np.dtype[Any]:
+        start = self.pos
+        self.need(_get[fmt.DTYPE])
+        spec = self.literal()
+        self.need(b"\x85R")
+        ops = bytes(self.buf[start:self.pos])
+        dtype = _dtypes.get(ops)
+        if dtype is None:
+            try:
+                dtype = np.dtype(spec)
+            except (TypeError, ValueError, KeyError, AttributeError) as exc:
+                raise self.fail(f"{spec!r} is not a dtype: {exc}") from exc
+            if dtype.hasobject:
+                raise self.fail(f"an array of Python objects ({spec!r}) cannot be mapped")
+            if len(_dtypes) < 4096:
+                _dtypes[ops] = dtype
+        return dtype
+
+    def payload(self) -> tuple[int, int]:
+        """Return position and size of the bytes object that stands here, and pass over it."""
+        self.pos = skip_filler(self.buf, self.pos, self.end)
+        op = self.buf[self.pos]
+        if op not in (fmt.SHORT_BINBYTES, fmt.BINBYTES, fmt.BINBYTES8):
+            raise self.fail("an array without its bytes")
+        start = self.pos + 1 + ARGUMENT_SIZES[op]
+        n = int.from_bytes(self.buf[self.pos + 1:start], "little")
+        if start + n > self.end:
+            raise self.fail(f"an array of {n} bytes runs past its record")
+        self.pos = start + n
+        return start, n
+
+    def array(self) -> Optional[ArrayInfo]:
+        """Return the array that starts here, or None if none does."""
+        if self.take(_BUILD):
+            shape, dtype = self.shape(), self.dtype()
+            fortran = self.take(b"\x88")
+            if not fortran:
+                self.need(b"\x89")
+            start, n = self.payload()
+            self.need(_BUILT)
+            slack = 0
+        elif self.take(_NDARRAY + b"("):
+            shape, dtype = self.shape(), self.dtype()
+            self.need(_BUILD)
+            padded = self.shape()
+            self.need(_get[fmt.UINT8] + b"\x89")
+            start, n = self.payload()
+            self.need(_BUILT)
+            fortran = self.take(b"K\x00N\x8c\x01F")
+            self.need(b"t\x81")
+            if padded != (n,):
+                raise self.fail(f"an array's buffer of {n} bytes has the shape {padded}")
+            slack = fmt.RECORD_ALIGNMENT - 1
+        else:
+            return None
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        if not nbytes <= n <= nbytes + slack:
+            raise self.fail(f"an array of shape {shape}, dtype {dtype} needs {nbytes} bytes, and has {n}")
+        return ArrayInfo(shape, dtype, "F" if fortran else "C", self.base + start, nbytes)
+
+    def masked(self) -> Optional[MaskedInfo]:
+        """Return the masked array that starts here, or None if none does."""
+        if not self.take(_MASKED):
+            return None
+        data = self.array()
+        if data is None:
+            raise self.fail("a masked array without its data")
+        mask = None if self.take(_get[fmt.NOMASK]) else self.array()
+        self.need(_MASKED_OPTIONS)
+        fill = None
+        if not self.take(b"N"):
+            info = self.array()
+            if info is None or info.shape != () or info.dtype != data.dtype:
+                raise self.fail("a masked array's fill value is damaged")
+            start = info.offset - self.base
+            raw = bytes(self.buf[start:start + info.nbytes])
+            fill = np.ndarray((), info.dtype, raw).copy()
+        self.need(b"\x88")
+        hard = self.take(b"\x88")
+        if not hard:
+            self.need(b"\x89")
+        self.need(b"tR")
+        if mask is not None and (mask.shape != data.shape or mask.dtype != np.ma.make_mask_descr(data.dtype)):
+            raise self.fail("a mask does not fit its array")
+        return MaskedInfo(data, mask, fill, hard)
+
+
+def decode_info(buf: Buffer, base: int, pos: int, end: int) -> Union[ArrayInfo, MaskedInfo, None]:
+    """Read what array a value is, without touching its elements; None: it is none, but a pickled value.
+
+    Parameters
+    ----------
+    buf : buffer
+        Bytes of the file from offset `base` on.
+    base, pos, end : int
+        Where the buffer starts, and the value's opcodes start and end, in bytes from the start of the file.
+
+    Raises
+    ------
+    CorruptError
+        If it starts as an array and does not go on as one, or its size is not that of its bytes.
+    """
+    cursor = _Cursor(buf, base, pos, end)
+    info: Union[ArrayInfo, MaskedInfo, None] = cursor.array()
+    if info is None:
+        info = cursor.masked()
+        if info is None:
+            return None
+    cursor.pos = skip_filler(buf, cursor.pos, cursor.end)
+    if cursor.pos != cursor.end:
+        raise cursor.fail("opcodes behind an array that are not its own")
+    return info
+
+
+def map_info(info: Union[ArrayInfo, MaskedInfo], root: Root) -> Any:
+    """Return the array described by `info` as a view of `root`, which holds all its bytes."""
+    if isinstance(info, ArrayInfo):
+        return map_array(root, info.offset - root.start, info.shape, info.dtype, info.order)
+    data, mask = info.data, info.mask
+    masks: Any = np.ma.nomask
+    if mask is not None:
+        masks = np.ndarray(mask.shape, mask.dtype, root, mask.offset - root.start, None, mask.order)
+    return map_masked(root, data.offset - root.start, data.shape, data.dtype, data.order, masks,
+                      None if info.fill_value is None else info.fill_value.copy(), info.hard_mask)
