@@ -116,51 +116,91 @@ def array_order(array: np.ndarray[Any, Any]) -> Order:
     return "F" if flags.f_contiguous and not flags.c_contiguous else "C"
 
 
-def encode_array(a: np.ndarray[Any, Any], dtype: DtypeOps) -> list[Union[bytes, Payload]]:
-    """Return the parts of an array whose dtype is written as `dtype`."""
-    return array_parts(a.shape, dtype, array_order(a), a.itemsize, a)
+class _Template(NamedTuple):
+    """All that stands around an array's bytes, the same for arrays of one dtype, shape and order."""
+
+    dtype: np.dtype[Any]         # kept, so that its identity is not another's
+    head: bytes
+    payload: Payload             # without data
+    tail: bytes
+    nbytes: int
 
 
-def array_parts(shape: tuple[int, ...], dtype: DtypeOps, order: Order, itemsize: int,
-                data: Optional[np.ndarray[Any, Any]]) -> list[Union[bytes, Payload]]:
-    """Return the parts of an array; `data` None makes a hole."""
-    nbytes = itemsize
-    for n in shape:
-        nbytes *= n
-    literal = encode_literal(shape)
-    if not dtype.foreign and (nbytes % 8 == 0 or nbytes <= fmt.BIG_PAYLOAD):
-        flag = b"\x88" if order == "F" else b"\x89"
-        payload = fmt.array_payload(data, nbytes, dtype.alignment)
-        return [_BUILD + literal + dtype.ops + flag, payload, _BUILT]
-    # BUILD would swap the bytes, or the payload would end at an odd place: a view of a padded uint8 array.
-    padded = nbytes + -nbytes % 8
-    payload = fmt.array_payload(data, padded, dtype.alignment)
-    head = _NDARRAY + b"(" + literal + dtype.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
-    tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if order == "F" else b"t\x81")
-    return [head + _get[fmt.UINT8] + b"\x89", payload, tail]
+_templates: dict[tuple[int, tuple[int, ...], bool], _Template] = {}
+TEMPLATES_MAX = 1 << 10
+# Smaller arrays are copied into the one buffer that is written; of larger ones the memory itself is.
+COPY_MAX = 1 << 14
+
+
+def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Optional[_Template]:
+    key = (id(dtype), shape, fortran)
+    template = _templates.get(key)
+    if template is None:
+        ops = encode_dtype(dtype)
+        if ops is None:
+            return None
+        nbytes = dtype.itemsize
+        for n in shape:
+            nbytes *= n
+        literal = encode_literal(shape)
+        if not ops.foreign and (nbytes % 8 == 0 or nbytes <= fmt.BIG_PAYLOAD):
+            payload = fmt.array_payload(None, nbytes, ops.alignment)
+            head, tail = _BUILD + literal + ops.ops + (b"\x88" if fortran else b"\x89"), _BUILT
+        else:
+            # BUILD would swap the bytes, or the payload would end at an odd place: a view of a padded uint8 array.
+            padded = nbytes + -nbytes % 8
+            payload = fmt.array_payload(None, padded, ops.alignment)
+            head = (_NDARRAY + b"(" + literal + ops.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
+                    + _get[fmt.UINT8] + b"\x89")
+            tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if fortran else b"t\x81")
+        template = _Template(dtype, head, payload, tail, nbytes)
+        if len(_templates) >= TEMPLATES_MAX:
+            _templates.clear()
+        _templates[key] = template
+    return template
+
+
+def encode_array(a: np.ndarray[Any, Any]) -> Optional[list[Union[bytes, Payload]]]:
+    """Return the parts of an array, or None if its dtype cannot stand in an array record."""
+    template = _template(a.dtype, a.shape, a.flags.fnc)
+    if template is None:
+        return None
+    _, head, payload, tail, nbytes = template
+    data: Any = a
+    if nbytes <= COPY_MAX:
+        data = a.tobytes("A")
+        if nbytes != payload.nbytes:
+            data += bytes(payload.nbytes - nbytes)
+    return [head, Payload(payload.head, data, payload.nbytes, payload.alignment), tail]
+
+
+def hole_parts(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order) -> Optional[list[Union[bytes, Payload]]]:
+    """Return the parts of an array whose bytes are not given, or None if its dtype cannot stand in a record."""
+    # An array that is contiguous both ways is a C array.
+    fortran = order == "F" and sum(n != 1 for n in shape) > 1 and 0 not in shape
+    template = _template(dtype, shape, fortran)
+    return None if template is None else [template.head, template.payload, template.tail]
 
 
 def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
     """Return the parts of a masked array, or None if its dtype cannot be mapped."""
     data = x._data
-    dtype = encode_dtype(data.dtype)
-    if dtype is None:
+    parts = encode_array(data)
+    if parts is None:
         return None
-    parts = encode_array(data, dtype)
     mask: Any = None
     if x._mask is not np.ma.nomask:
-        mask_ops = encode_dtype(x._mask.dtype)
-        assert mask_ops is not None          # booleans in the structure of a mappable dtype
-        mask = encode_array(np.asarray(x._mask, order=array_order(data)), mask_ops)
+        mask = encode_array(np.asarray(x._mask, order=array_order(data)))
     fill: bytes = b"N"
     if x._fill_value is not None:
         # A small 0-d array in one run of opcodes: it is copied, not mapped.
-        pieces = encode_array(np.asarray(x._fill_value, data.dtype), dtype)
+        pieces: Any = encode_array(np.asarray(x._fill_value, data.dtype))
         fill = b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in pieces)
     return masked_parts(parts, mask, fill, bool(x._hardmask))
 
 
 def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: bytes, hard: bool) -> list[Any]:
+    """Return the parts of a masked array, made of those of its data and its mask (None: nomask)."""
     parts: list[Any] = fmt.join_parts([_MASKED], data)
     parts = fmt.join_parts(parts, [_get[fmt.NOMASK]] if mask is None else mask)
     # ... fill_value, keep_mask=True, hard_mask

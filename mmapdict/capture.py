@@ -34,6 +34,7 @@ from mmapdict.camera import Camera
 from mmapdict.sources import Array
 
 MADE_BY = "mmapdict demo"
+COMPARED_BYTES = 64 << 20  # of each scan, with a raw file
 LINES, ARRAY_CALL, META_CALL = 0, 1, 2  # columns of "progress"
 
 #: The clock of both processes: monotonic, and the same for all processes of a machine.
@@ -91,7 +92,6 @@ class Capture:
         rate: float,
         about: str,
         on_line: Callable[[Scan], None] | None = None,
-        compare_bytes: int = 64 << 20,
     ) -> None:
         self.d = d
         self.camera = camera
@@ -105,9 +105,7 @@ class Capture:
         self._about = about
         self._on_line = on_line
         self._due = 0.0
-        line_bytes = math.prod(camera.shape[1:]) * camera.dtype.itemsize
-        lines = min(frames * camera.shape[0], max(1, compare_bytes // line_bytes))
-        self.floors = Floors(Path(d.path).parent, (lines, *camera.shape[1:]), camera.dtype)
+        self.floors = Floors(Path(d.path).parent, camera.shape, camera.dtype)
 
     def prepare(self) -> None:
         """Write what belongs to all time steps, before the first of them."""
@@ -146,6 +144,7 @@ class Capture:
         cube = self.d.create(("scan", step), camera.shape, camera.dtype)
         self.create_ns += time.perf_counter_ns() - before
         self.scans.append(scan)
+        self.floors.begin()
         for y in range(camera.shape[0]):
             if not self._wait_for_line():
                 break
@@ -182,17 +181,19 @@ class Capture:
 class Floors:
     """Store the lines of a capture also without mmapdict, at the same moments, to compare: the floors of its speed.
 
-    One floor is `os.pwrite`, the other a plain `numpy.memmap`, each into a file of its own that was allocated
-    beforehand, has no name and so disappears by itself. Line by line, the three take turns.
+    One floor is `os.pwrite`, the other a plain `numpy.memmap`, each into a file of its own for every scan that was
+    allocated beforehand, has no name and so disappears by itself. Line by line, the three take turns.
 
     Parameters
     ----------
     folder : pathlib.Path
         Where the files are: on the same file system as the capture.
     shape : tuple of int
-        (lines, pixels, bands) that are compared; further lines go to the capture only.
+        (lines, pixels, bands) of a scan.
     dtype : numpy.dtype
         Of the lines.
+    limit : int
+        Bytes of a scan that are compared; its further lines go to the capture only.
 
     Attributes
     ----------
@@ -202,15 +203,23 @@ class Floors:
         Time spent on these lines.
     """
 
-    def __init__(self, folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any], limit: int = COMPARED_BYTES) -> None:
         self.lines = 0
         self.line_bytes = math.prod(shape[1:]) * dtype.itemsize
         self.capture_ns = self.pwrite_ns = self.memmap_ns = 0
-        self._limit = shape[0]
-        size = shape[0] * self.line_bytes
-        self._raw = _nameless(folder, size)
-        with _nameless(folder, size) as file:
-            self._map: Array = np.memmap(file, dtype, "r+", 0, shape)
+        self._folder = folder
+        self._shape = (min(shape[0], max(1, limit // self.line_bytes)), *shape[1:])
+        self._dtype = dtype
+        self._raw: Any = None
+        self._map: Array | None = None
+
+    def begin(self) -> None:
+        """Make new files for the next scan: as new as its hole, since a map is slow at first and faster later."""
+        self.close()
+        size = self._shape[0] * self.line_bytes
+        self._raw = _nameless(self._folder, size)
+        with _nameless(self._folder, size) as file:
+            self._map = np.memmap(file, self._dtype, "r+", 0, self._shape)
 
     def store(self, cube: Array, y: int, line: Array) -> int:
         """Store `line` in ``cube[y]`` and in the floors' files.
@@ -229,7 +238,7 @@ class Floors:
         int
             Time that the store into `cube` took, in ns.
         """
-        if self.lines == self._limit:
+        if y >= self._shape[0] or self._map is None:
             before = time.perf_counter_ns()
             cube[y] = line
             return time.perf_counter_ns() - before
@@ -239,9 +248,9 @@ class Floors:
             if who == 0:
                 cube[y] = line
             elif who == 1:
-                self._pwrite(line)
+                self._pwrite(y, line)
             else:
-                self._map[self.lines] = line
+                self._map[y] = line
             took[who] = time.perf_counter_ns() - before
         self.lines += 1
         self.capture_ns += took[0]
@@ -251,11 +260,12 @@ class Floors:
 
     def close(self) -> None:
         """Give the files' space back."""
-        self._raw.close()
-        del self._map
+        if self._raw is not None:
+            self._raw.close()
+        self._raw = self._map = None
 
-    def _pwrite(self, line: Array) -> None:
-        rest, offset = line.reshape(-1).view(np.uint8).data, self.lines * self.line_bytes
+    def _pwrite(self, y: int, line: Array) -> None:
+        rest, offset = line.reshape(-1).view(np.uint8).data, y * self.line_bytes
         while rest:
             done = os.pwrite(self._raw.fileno(), rest, offset)
             rest, offset = rest[done:], offset + done

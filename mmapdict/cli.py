@@ -105,7 +105,10 @@ def _parser() -> argparse.ArgumentParser:
         "(default: a micrograph from scikit-image)",
     )
     demo.add_argument(
-        "--axes", metavar="LETTERS", type=_axes, help="axes of the source's array: t y x l, or p for all pixels"
+        "--axes",
+        metavar="LETTERS",
+        type=_axes,
+        help="axes of an array in .npy, .npz, .mat, .tif: t y x l, or p for all pixels",
     )
     demo.add_argument(
         "--variable", metavar="NAME", help="the array to take from a .npz or .mat file (default: the largest)"
@@ -150,7 +153,7 @@ def _info(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
     if arguments.json:
         print(json.dumps(info, indent=1, default=_plain), file=stdout)
         return 0
-    rows = [(name.replace("_", " "), str(_plain(value))) for name, value in info.items()]
+    rows = [(name.replace("_", " "), _text(value)) for name, value in info.items()]
     _print_table(rows, right=(), stdout=stdout)
     return 0
 
@@ -199,6 +202,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else str(_plain(value))
 
 
 def _print_table(rows: Sequence[Sequence[str]], right: Sequence[int], stdout: TextIO) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import mmapdict
 from mmapdict.camera import Camera, micrograph_camera
-from mmapdict.capture import MADE_BY, Capture, Scan, view
+from mmapdict.capture import COMPARED_BYTES, MADE_BY, Capture, Scan, view
 from mmapdict.errors import MmapDictError
 from mmapdict.sources import SourceError, open_source
 
@@ -35,6 +35,7 @@ DEFAULT_STEPS = 6
 DEFAULT_SECONDS = 8.0  # for the capture, if no rate is given
 DEFAULT_BYTES = 400_000_000  # a longer series is cut to this, if no number of time steps is given
 SPARE_BYTES = 32 << 20
+DETAILED_STEPS = 12  # of a longer series, the viewer shows one report per scan
 VIEWER_PATIENCE = 30.0  # seconds for its start, and for its end
 
 # The third process: nothing but the standard library and numpy. Importing mmapdict fails in it.
@@ -278,7 +279,7 @@ class _Demo:
                 capture.prepare()
                 console.restart_clock()
                 console.event("capture", f"shared metadata written: {', '.join(repr(key) for key in d)}")
-                self._viewer = Viewer(self._out, console)
+                self._viewer = Viewer(self._out, console, in_detail=self._steps <= DETAILED_STEPS)
                 self._viewer.wait_until_open()
                 try:
                     capture.run()
@@ -286,7 +287,9 @@ class _Demo:
                     problem = f"the capture ended early: {exc} (all until then is kept)"
                 console.clear()
                 if capture.stopping:
-                    console.event("capture", "capture stopped; all lines until here are kept")
+                    last = capture.scans[-1] if capture.scans else Scan(0)
+                    where = f"in scan {last.step} after line {last.lines}"
+                    console.event("capture", f"capture stopped {where}; the file keeps everything")
                 start = time.perf_counter()
                 d.sync()
                 synced = time.perf_counter() - start
@@ -346,10 +349,9 @@ class _Demo:
         if floors.lines:
             measured = (floors.capture_ns, floors.pwrite_ns, floors.memmap_ns)
             ours, raw, mapped = (floors.lines * line_bytes / ns * 1e9 for ns in measured)
-            over = f"the first {floors.lines} lines of {_amount(line_bytes)}"
-            say(f"speed     {_amount(ours)}/s into the map, over {over}")
-            say(f"          {_amount(raw)}/s by os.pwrite of the same lines, raw file: ratio {ours / raw:.2f}")
-            say(f"          {_amount(mapped)}/s by numpy.memmap of a raw file:          ratio {ours / mapped:.2f}")
+            say(f"speed     {_amount(ours):>9}/s  {floors.lines} lines through the map, {_amount(line_bytes)} each")
+            for floor, how in ((raw, "os.pwrite into raw files"), (mapped, "numpy.memmap of raw files")):
+                say(f"          {_amount(floor):>9}/s  the same lines by {how} (ratio {ours / floor:.2f})")
         say(f"file      {self._out} ({_amount(self._out.stat().st_size)})")
 
 
@@ -362,6 +364,8 @@ class Viewer:
         The file to watch.
     console : Console
         Where its reports are shown.
+    in_detail : bool
+        Show three reports for each scan, instead of the last one.
 
     Attributes
     ----------
@@ -373,7 +377,7 @@ class Viewer:
         What it wrote to stderr last, once it has ended.
     """
 
-    def __init__(self, path: Path, console: Console) -> None:
+    def __init__(self, path: Path, console: Console, in_detail: bool) -> None:
         self.filled: dict[int, int] = {}
         self.summary: dict[str, Any] | None = None
         self.error = ""
@@ -381,6 +385,7 @@ class Viewer:
         self._lines: dict[int, int] = {}
         self._halves: set[int] = set()
         self._console = console
+        self._in_detail = in_detail
         self._opened = threading.Event()
         # Its own session: Ctrl-C is for the capture; the viewer ends when its stdin does, also if we are killed.
         self._process = subprocess.Popen(
@@ -388,7 +393,7 @@ class Viewer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             env=_environment(),
             start_new_session=True,
         )
@@ -432,10 +437,11 @@ class Viewer:
             self._lines[step] = report["shape"][0]
             size = " x ".join(str(n) for n in report["shape"])
             took = _duration(report["ns"])
-            self._say(f"{report['key']}: {size} {report['dtype']}, {took} after create() was called")
+            if self._in_detail:
+                self._say(f"{report['key']}: {size} {report['dtype']}, {took} after create() was called")
         elif event == "fill":
             self.filled[step] = report["lines"]
-            if step not in self._halves and report["lines"] * 2 >= self._lines[step]:
+            if self._in_detail and step not in self._halves and report["lines"] * 2 >= self._lines[step]:
                 self._halves.add(step)
                 newest = f"mean of line {report['lines'] - 1} is {report['mean']:.6g}"
                 self._say(f"('scan', {step}): {self._share(report)} % full, {newest}")
@@ -481,12 +487,14 @@ def _introduce(console: Console, camera: Camera, steps: int, rate: float, scan_b
     if source.steps is not None:
         kept = "the first time step again after the last" if steps > source.steps else f"{steps} are captured"
         console.say(f"          - {source.steps} time steps, {kept}")
-    console.say("camera    a simulated line-scan camera looks at it, one line (all its bands) at a time")
-    speed = f"{rate:.4g} lines/s, {_duration(steps * lines / rate * 1e9)}" if rate else "as fast as possible"
-    size = f"{steps} scans of {lines} lines x {pixels} pixels x {bands} bands, {camera.dtype}"
-    console.say(f"capture   {size}: {_amount(scan_bytes)} each, {_amount(steps * scan_bytes)} in all; {speed}")
+    console.say("camera    a simulated line-scan camera looks at it: one line, all its bands, at a time")
+    size = f"{lines} lines x {pixels} pixels x {bands} bands"
+    console.say(f"          - {size}, {camera.dtype}: {_amount(scan_bytes)} a scan")
+    speed = f"{rate:.4g} lines/s, {_duration(steps * lines / rate * 1e9)} in all" if rate else "as fast as possible"
+    console.say(f"          - {steps} scans, {_amount(steps * scan_bytes)}; {speed}")
+    console.say(f"file      {out}; Ctrl-C ends the capture, and the file keeps everything")
     console.say()
-    needed = steps * scan_bytes + SPARE_BYTES + 2 * min(steps * scan_bytes, 64 << 20)
+    needed = steps * scan_bytes + SPARE_BYTES + 2 * min(scan_bytes, COMPARED_BYTES)
     free = shutil.disk_usage(out.parent).free
     if needed > free:
         advice = "take fewer --frames or a smaller --shape"
@@ -523,4 +531,5 @@ def _memory_bytes() -> int | None:
 def _environment() -> dict[str, str]:
     """Return the environment for a child that must find this same mmapdict, wherever it was imported from."""
     paths = [str(Path(mmapdict.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    # Safe path: a folder called mmapdict in the current folder is not it.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONSAFEPATH": "1"}

@@ -202,8 +202,8 @@ class Payload:
 
     Parameters
     ----------
-    opcode : int
-        Which of the counted opcodes pushes them.
+    head : bytes
+        The opcode that pushes them, and their number.
     data : buffer or None
         Exactly `nbytes` bytes, or None: they are reserved in the file as zeros, and filled later.
     nbytes : int
@@ -247,13 +247,19 @@ def _filler(n: int) -> bytes:
     return b"B" + (n - 6).to_bytes(4, "little") + bytes(n - 6) + b"0"
 
 
+_END_FILLERS = [_filler(n + RECORD_ALIGNMENT if 0 < n < 3 else n) for n in range(RECORD_ALIGNMENT)]
+_OP_LENGTH = struct.Struct("<BQ")
+_HIDDEN_START = RECORD_HEAD + 3 + CHECK.size
+_ENTRY_START = _HIDDEN_START + len(ROOT)
+
+
 def _gap(position: int, payload: Payload) -> int:
     """Return how many bytes of filler make `payload`, whose opcode would stand at `position`, aligned."""
     gap = (payload.residue - position - len(payload.head)) % payload.alignment
     return gap + payload.alignment if 0 < gap < 3 else gap
 
 
-def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tuple[list[Any], int]:
+def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tuple[list[Any], int, bool]:
     """Lay a record out for its place in the file.
 
     Parameters
@@ -270,57 +276,61 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
     Returns
     -------
     pieces : list of bytes and Payload
-        From MARK to POP_MARK; a payload's opcode stands at the end of the piece before it.
+        From Op, behind the MARK, to POP_MARK. Payloads whose data are bytes are given as these.
     end : int
         The offset behind the record; a multiple of 8.
+    plain : bool
+        Whether all pieces are bytes.
     """
-    first = parts[0]
-    assert isinstance(first, bytes)
-    root = ROOT if entry else b""
+    first: Any = parts[0]
     close = b"s1" if entry else b"1"
-    start = offset + RECORD_HEAD + len(root) + 3 + CHECK.size          # behind a check without padding
+    plain = True
+    start = offset + (_ENTRY_START if entry else _HIDDEN_START)        # behind a check without padding
     if len(parts) == 1:
         # No payload: the check's padding makes the record's end aligned.
-        pad = -(start + len(first) + len(close)) % RECORD_ALIGNMENT
-        pieces: list[Any] = [first + close]
-        end = start + pad + len(first) + len(close)
         covered = first
+        length = len(first) + len(close)
+        pad = -(start + length) % RECORD_ALIGNMENT
+        pieces: list[Any] = [b"", first, close]
+        end = start + pad + length
     else:
         # The check's padding makes the first payload aligned, further fillers those behind it and the end.
-        payload = parts[1]
-        assert isinstance(payload, Payload)
-        pad = (payload.residue - start - len(first) - len(payload.head)) % payload.alignment
+        payload: Any = parts[1]
+        covered = first + payload.head
+        at = start + len(covered)
+        pad = (payload.residue - at) % payload.alignment
         if CHECK.size + pad > 255:
-            pad = (payload.residue - start - 3 - len(first) - len(payload.head)) % payload.alignment
+            pad = (payload.residue - at - 3) % payload.alignment
             if CHECK.size + pad <= 255:          # only the long form is 3 bytes longer
                 pad += payload.alignment
-            start += 3
-        covered = first + payload.head
-        pieces = [covered, payload]
-        end = start + pad + len(covered) + payload.nbytes
+            at += 3
+        end = at + pad + payload.nbytes
+        data = payload.data
+        plain = type(data) is bytes
+        pieces = [b"", covered, data if plain else payload]
         for i in range(2, len(parts) - 1, 2):
-            between, payload = parts[i], parts[i + 1]
-            assert isinstance(between, bytes) and isinstance(payload, Payload)
-            gap = _gap(end + len(between), payload)
-            between = between + _filler(gap) + payload.head
-            pieces += (between, payload)
+            between: Any = parts[i]
+            payload = parts[i + 1]
+            between += _filler(_gap(end + len(between), payload)) + payload.head
+            data = payload.data
+            plain = plain and type(data) is bytes
+            pieces += (between, data if type(data) is bytes else payload)
             end += len(between) + payload.nbytes
-        last = parts[-1]
-        assert isinstance(last, bytes)
-        gap = -(end + len(last) + len(close)) % RECORD_ALIGNMENT
-        last = last + _filler(gap + RECORD_ALIGNMENT if 0 < gap < 3 else gap) + close
-        pieces.append(last)
-        end += len(last)
+        last: Any = parts[-1]
+        end += len(last) + len(close)
+        filler = _END_FILLERS[-end % RECORD_ALIGNMENT]
+        end += len(filler)
+        pieces.append(last + filler + close)
     length = end - offset - RECORD_HEAD - 1
-    covered = covered[:SPAN_MAX]
+    if len(covered) > SPAN_MAX:
+        covered = covered[:SPAN_MAX]
     span = len(covered)
     tagged = offset ^ tag
-    crc = crc32(covered, crc32(LENGTH_TAG_SPAN.pack(length, tagged, span)))
+    crc = crc32(LENGTH_TAG_SPAN.pack(length, tagged, span) + covered)
     n = CHECK.size + pad
-    head = bytes((SHORT_BINBYTES, n)) if n < 256 else b"B" + n.to_bytes(4, "little")
-    pieces[0] = b"".join((RECORD.pack(MARK, LIVE, length), root, head, CHECK.pack(tagged, crc, span), bytes(pad),
-                          b"0", pieces[0]))
-    return pieces, end
+    pieces[0] = b"%b%b%b%b%b0" % (_OP_LENGTH.pack(LIVE, length), ROOT if entry else b"", bytes_head(n),
+                                  CHECK.pack(tagged, crc, span), bytes(pad))
+    return pieces, end, plain
 
 
 class Record:

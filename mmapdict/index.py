@@ -25,6 +25,8 @@ _COMMIT = fmt.COMMIT_OFFSET >> 3
 _LIVE = fmt.LIVE_OFFSET >> 3
 _DEAD = fmt.DEAD_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
+_STOP = bytes((fmt.STOP,))
+_MARK = bytes((fmt.MARK,))
 _PLAIN = frozenset((str, int, bytes, float, bool, type(None)))
 
 
@@ -54,6 +56,7 @@ class Index:
         self._shadowed: dict[Any, list[int]] = {}
         self._counted_at = -1
         self._count = 0
+        self._header_checked = False
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -206,8 +209,12 @@ class Index:
             self.recover()
             return
         self.walk()
-        if cells[fmt.STOP_OFFSET >> 3] != self.end:
-            self.recover()              # the header is older than the records, or damaged
+        stale = cells[fmt.STOP_OFFSET >> 3] != self.end
+        if not self._header_checked:
+            self._header_checked = True
+            stale = stale or cells[_LIVE] != self.count()
+        if stale:
+            self.recover()              # the header is older than the records, or damaged (I4)
 
     def put(self, key: Any, parts: list[Union[bytes, Payload]], value: Encoded, sparse: bool = False) -> int:
         """Add an entry, and kill the one that it replaces.
@@ -226,26 +233,27 @@ class Index:
         int
             The offset of the record.
         """
+        file = self.file
         old = self.find(key)
         if old is not None and type(key) is not str:
             # As in a dict, the first of several equal keys (1, 1.0, True) stays.
             _, kept, _, _, _ = self.read_head(old)
             if repr(kept) != repr(key):
                 key, parts = kept, key_parts(kept)
-        memo = self.file.cells[_MEMO]
+        memo = file.cells[_MEMO]
         entry = fmt.join_parts(parts, value.parts)
         if value.memo and value.base != memo:
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
-        start = self.end
-        pieces: list[Any] = []
-        for group, ops in fmt.GROUPS.items():
-            if value.groups & group and not self.groups & group:
-                hidden, start = fmt.encode_record(start, self.file.tag, [ops], entry=False)
-                pieces += hidden
-        offset = start
-        record, end = fmt.encode_record(offset, self.file.tag, entry)
-        pieces += record
-        self._write_behind(pieces, end, sparse)
+        offset = self.end
+        hidden: list[Any] = []
+        missing = value.groups & ~self.groups
+        if missing:
+            for group, ops in fmt.GROUPS.items():
+                if missing & group:
+                    pieces, offset, _ = fmt.encode_record(offset, file.tag, [ops], entry=False)
+                    hidden += (*pieces, _MARK)
+        pieces, end, plain = fmt.encode_record(offset, file.tag, entry)
+        self._write_behind(hidden + pieces if hidden else pieces, end, plain, sparse)
         self._publish(end, memo + value.memo if value.memo else 0, old)
         self.groups |= value.groups
         if old is not None:
@@ -255,41 +263,45 @@ class Index:
         self.offsets[key] = offset
         return offset
 
-    def _write_behind(self, pieces: list[Any], end: int, sparse: bool = False) -> None:
-        """Write records behind the STOP, with a STOP of their own, all but their first byte.
+    def _write_behind(self, pieces: list[Any], end: int, plain: bool, sparse: bool = False) -> None:
+        """Write records behind the STOP, with a STOP of their own, all but their first MARK.
 
         I3: nothing is stored at or before the STOP, so every reader goes on seeing the file as it was; a write
         that fails leaves nothing but bytes that no reader looks at.
         """
-        file, stop = self.file, self.end
-        at = stop + 1
-        pieces[0] = pieces[0][1:]
-        pieces.append(bytes((fmt.STOP,)))
-        big = [p for p in pieces if isinstance(p, Payload)]
+        file, at = self.file, self.end + 1
+        pieces.append(_STOP)
         try:
-            if any(p.data is None for p in big):
-                # A hole is zeros from the first payload on; its opcodes are written between.
-                before = pieces[:pieces.index(big[0])]
-                file.reserve(at + sum(map(len, before)), end + 1, sparse)
-                run: list[bytes] = []
-                for piece in pieces:
-                    if isinstance(piece, Payload):
-                        file.write(at, run)
-                        at += sum(map(len, run)) + piece.nbytes
-                        run = []
-                    else:
-                        run.append(piece)
-                file.write(at, run)
-                file.make_room(end + 2)         # else each hole would need a map of its own
-            else:
+            if plain:
                 file.make_room(end + 1)
-                if big:
-                    file.allocate(at, end + 1)
-                file.write(at, _buffers(pieces) if big else pieces)
+                file.write(at, b"".join(pieces))
+            elif all(type(piece) is bytes or piece.data is not None for piece in pieces):
+                file.make_room(end + 1)
+                file.allocate(at, end + 1)
+                file.write(at, _buffers(pieces))
+            else:
+                self._write_hole(at, pieces, end, sparse)
         except BaseException:
             with suppress(OSError):
-                file.truncate(stop + 1)         # I3: gives the room back
+                file.truncate(at)               # I3: gives the room back
             raise
+
+    def _write_hole(self, at: int, pieces: list[Any], end: int, sparse: bool) -> None:
+        """Reserve zeros from the first payload on and write the opcodes before, between and behind."""
+        file = self.file
+        runs: list[tuple[int, list[bytes]]] = [(at, [])]
+        for piece in pieces:
+            if type(piece) is Payload:
+                at += piece.nbytes
+                runs.append((at, []))
+            else:
+                runs[-1][1].append(piece)
+                at += len(piece)
+        first, before = runs[0]
+        file.reserve(first + sum(map(len, before)), end + 1, sparse)
+        for start, run in runs:
+            file.write(start, run)
+        file.make_room(end + 2)                 # else each hole would need a map of its own
 
     def _publish(self, end: int, memo: int, old: Optional[int]) -> None:
         """Make what was written behind the STOP count, and kill the record that it replaces."""
@@ -337,8 +349,8 @@ class Index:
         offsets = [offset for _, offset in self.snapshot()]
         if not offsets:
             return
-        pieces, end = fmt.encode_record(self.end, self.file.tag, [fmt.CLEAR], entry=False)
-        self._write_behind(pieces, end)
+        pieces, end, plain = fmt.encode_record(self.end, self.file.tag, [fmt.CLEAR], entry=False)
+        self._write_behind(pieces, end, plain)
         file = self.file
         commit = file.cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5

@@ -183,6 +183,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._index = index
         self._cells: Any = file.cells
         self._seen = -1 if seen & 1 else seen
+        self._fresh = True          # no writer's lock was taken yet
         # Key -> [commit at which it was known to be live, arguments of ndarray.__new__, offset of the record]
         self._arrays: dict[Any, list[Any]] = {}
         self._epoch = file.epoch
@@ -412,32 +413,43 @@ class MmapDict(MutableMapping[Any, Any]):
 
     # -- changing -----------------------------------------------------------------------------------------------
 
+    def _need_writable(self) -> None:
+        commit = self._cells[_COMMIT]               # raises when closed
+        if not self._writable:
+            raise ReadOnlyError(f'{self._path} was opened with mode "r" (at commit {commit >> 1}); open it with '
+                                '"r+" or "a" to change it')
+
     def _begin(self) -> Index:
         """Take the mutex and the writers' lock and come up to date; `_end` or `_abandon` must follow."""
-        if not self._writable:
-            self._cells[_COMMIT]                    # closed comes before read-only
-            raise ReadOnlyError(f'{self._path} was opened with mode "r"; open it with "r+" or "a" to change it')
+        if not self._writable or self._closed:
+            self._need_writable()
         self._mutex.acquire()
         try:
-            if self._depth == 0:
-                self._refresh()
+            if not self._depth:
+                if self._forked:
+                    self._reopen()
                 while not self._file.lock():
                     self._file.unlock()
                     if not self._follow():
                         raise BusyError(2, "the file was deleted or moved away under this handle", self._path)
-                try:
-                    commit = self._cells[_COMMIT]
-                    if commit != self._seen or self._cells[_STATE] != fmt.NORMAL:
-                        self._index.begin()
-                        self._seen = self._cells[_COMMIT]
-                except BaseException:
-                    self._file.unlock()
-                    raise
+                cells = self._cells
+                if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
+                    self._come_up_to_date()
             self._depth += 1
         except BaseException:
             self._mutex.release()
             raise
         return self._index
+
+    def _come_up_to_date(self) -> None:
+        """Under a fresh lock, see what others did."""
+        try:
+            self._index.begin()
+            self._fresh = False
+            self._seen = self._cells[_COMMIT]
+        except BaseException:
+            self._file.unlock()
+            raise
 
     def _end(self) -> None:
         self._depth -= 1
@@ -464,6 +476,8 @@ class MmapDict(MutableMapping[Any, Any]):
             self._mutex.release()
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if not self._writable:
+            self._need_writable()
         key = plain_key(key)
         parts = key_parts(key)
         encoded = values.encode(value, self._cells[fmt.MEMO_OFFSET >> 3])
@@ -533,6 +547,7 @@ class MmapDict(MutableMapping[Any, Any]):
         ...     int(d["frame"].sum())
         1920
         """
+        self._need_writable()
         key = plain_key(key)
         parts = key_parts(key)
         sizes = _shape(shape)

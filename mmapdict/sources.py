@@ -6,6 +6,7 @@ one time step at a time where their format allows it, so that a source may be la
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,7 +14,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,7 @@ def open_micrograph() -> Source:
     # The file is opened directly: skimage.data would look for it in a download cache as well.
     source = _open_image(Path(spec.origin).parent / "data" / "ihc.png")
     version = importlib.metadata.version("scikit-image")
-    size = f"{source.shape[0]} x {source.shape[1]} pixels, {source.shape[2]} colour channels"
-    source.about = f"a real micrograph, stained tissue of a colon: ihc.png from scikit-image {version} ({size})"
+    source.about = f"a real micrograph (stained tissue, in colour): ihc.png from scikit-image {version}"
     return source
 
 
@@ -240,8 +240,8 @@ def open_envi(path: str | os.PathLike[str]) -> Source:
     interleave = header.get("interleave", "bsq").lower()
     if code not in ENVI_TYPES or interleave not in ENVI_AXES:
         raise SourceError(f"{path}: data type {code} with interleave {interleave} is not known")
-    if min(sizes) < 1:
-        raise SourceError(f"{path}: lines, samples and bands are {sizes}, they must be positive")
+    if min(sizes) < 1 or _envi_int(header, "header offset", path, default=0) < 0:
+        raise SourceError(f"{path}: lines, samples and bands must be positive ({sizes}), and the header offset")
     notes = []
     if "byte order" not in header:
         notes.append("the header has no 'byte order' line: little-endian assumed")
@@ -376,13 +376,10 @@ def _image_kind(image: Array) -> str:
 
 def _read_image(path: Path) -> Array:
     pillow = _extra("PIL.Image", "images", "pillow")
-    try:
-        with pillow.open(path) as image:
-            if image.mode not in ("L", "I;16", "I", "F", "RGB"):
-                image = image.convert("RGB")
-            pixels: Array = np.asarray(image)
-    except (pillow.UnidentifiedImageError, pillow.DecompressionBombError, SyntaxError) as exc:
-        raise SourceError(f"{path}: not an image that can be read ({exc})") from exc
+    with _reading(path, "an image"), pillow.open(path) as image:
+        if image.mode not in ("L", "I;16", "I", "F", "RGB"):
+            image = image.convert("RGB")
+        pixels: Array = np.asarray(image)
     if pixels.ndim == 2:
         return pixels[:, :, np.newaxis]
     return pixels[:, :, ::-1]  # red, green, blue -> ascending wavelength
@@ -390,17 +387,14 @@ def _read_image(path: Path) -> Array:
 
 def _open_tiff(path: Path, axes: str | None) -> Source:
     tifffile = _extra("tifffile", ".tif files", "tifffile")
-    try:
-        with tifffile.TiffFile(path) as tif:
-            series = tif.series[0]
-            found = "".join(TIFF_AXES.get(letter, "?") for letter in series.axes)
-            # Uncompressed files are mapped; others are decoded into a temporary file that is mapped, never into memory.
-            if series.dataoffset is not None:
-                data = tifffile.memmap(path, series=0, mode="r")
-            else:
-                data = series.asarray(out="memmap")
-    except (tifffile.TiffFileError, ValueError, KeyError, IndexError) as exc:
-        raise SourceError(f"{path}: cannot read this TIFF ({exc})") from exc
+    with _reading(path, "a TIFF file"), tifffile.TiffFile(path) as tif:
+        series = tif.series[0]
+        found = "".join(TIFF_AXES.get(letter, "?") for letter in series.axes)
+        # Uncompressed files are mapped; others are decoded into a temporary file that is mapped, never into memory.
+        if series.dataoffset is not None:
+            data = tifffile.memmap(path, series=0, mode="r")
+        else:
+            data = series.asarray(out="memmap")
     if axes is None and "?" not in found and len(found) == data.ndim:
         axes = found
     source = arrange(data, axes, f"{path.name}, TIFF {data.shape} {data.dtype}")
@@ -412,25 +406,18 @@ def _open_tiff(path: Path, axes: str | None) -> Source:
 
 
 def _load_npy(path: Path) -> Array:
-    try:
+    with _reading(path, "a .npy file"):
         data: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as exc:
-        raise SourceError(f"{path}: not an array that can be read ({exc})") from exc
     return data
 
 
 def _open_npz(path: Path, axes: str | None, variable: str | None) -> Source:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [name for name in archive.namelist() if name.endswith(".npy")]
-            shapes = {name.removesuffix(".npy"): _npy_header(archive, name) for name in members}
-            name = _pick_variable(shapes, variable, path)
-            with archive.open(name + ".npy") as member:
-                data: Array = np.lib.format.read_array(member, allow_pickle=False)
-    except (zipfile.BadZipFile, ValueError) as exc:
-        if isinstance(exc, SourceError):
-            raise
-        raise SourceError(f"{path}: not a .npz file that can be read ({exc})") from exc
+    with _reading(path, "a .npz file"), zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        shapes = {name.removesuffix(".npy"): _npy_header(archive, name) for name in members}
+        name = _pick_variable(shapes, variable, path)
+        with archive.open(name + ".npy") as member:
+            data: Array = np.lib.format.read_array(member, allow_pickle=False)
     return arrange(data, axes, f"'{name}' in {path.name}, {data.shape} {data.dtype}")
 
 
@@ -444,19 +431,18 @@ def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
 
 def _open_mat(path: Path, axes: str | None, variable: str | None) -> Source:
     scipy_io = _extra("scipy.io", ".mat files", "scipy")
-    try:
-        listed = scipy_io.whosmat(path)
-    except NotImplementedError as exc:
-        raise SourceError(f"{path}: a MATLAB 7.3 file is HDF5; save it with -v7, or as .npy") from exc
-    except (ValueError, TypeError, scipy_io.matlab.MatReadError) as exc:
-        raise SourceError(f"{path}: not a MATLAB file that can be read ({exc})") from exc
-    others = ("cell", "struct", "char", "object", "sparse")
-    numeric = {name: shape for name, shape, kind in listed if kind not in others}
-    name = _pick_variable(numeric, variable, path)
-    # Files of unmixing benchmarks hold (bands, pixels) and say the picture's size in these two.
-    sizes = [key for key in ("nRow", "nCol") if numeric.get(key) == (1, 1)]
-    loaded = scipy_io.loadmat(path, variable_names=[name, *sizes])
-    data: Array = loaded[name]
+    with _reading(path, "a MATLAB file"):
+        try:
+            listed = scipy_io.whosmat(path)
+        except NotImplementedError as exc:
+            raise SourceError(f"{path}: a MATLAB 7.3 file is HDF5; save it with -v7, or as .npy") from exc
+        others = ("cell", "struct", "char", "object", "sparse")
+        numeric = {name: shape for name, shape, kind in listed if kind not in others}
+        name = _pick_variable(numeric, variable, path)
+        # Files of unmixing benchmarks hold (bands, pixels) and say the picture's size in these two.
+        sizes = [key for key in ("nRow", "nCol") if numeric.get(key) == (1, 1)]
+        loaded = scipy_io.loadmat(path, variable_names=[name, *sizes])
+        data: Array = loaded[name]
     about = f"'{name}' in {path.name}, {data.shape} {data.dtype}"
     if axes is None and data.ndim == 2 and len(sizes) == 2:
         rows, columns = (int(loaded[key][0, 0]) for key in sizes)
@@ -493,6 +479,17 @@ def _unfold_pixels(data: Array, axes: str, picture: tuple[int, int] | None, abou
 def _axis_names(axes: str) -> str:
     names = {"t": "time", "y": "y", "x": "x", "l": "wavelength", "p": "pixels"}
     return "(" + ", ".join(names[letter] for letter in axes) + ")"
+
+
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a parser raises into a `SourceError`: on a damaged file that may be any exception."""
+    try:
+        yield
+    except (SourceError, OSError):
+        raise
+    except Exception as exc:
+        raise SourceError(f"{path}: not {what} that can be read ({type(exc).__name__}: {exc})") from exc
 
 
 def _extra(module: str, what: str, package: str) -> Any:

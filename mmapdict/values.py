@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import Order, array_parts, encode_array, encode_dtype, encode_masked, masked_parts
+from .arrays import Order, encode_array, encode_masked, hole_parts, masked_parts
 from .format import Payload
 from .pickling import encode_pickled
 from .views import memmap
@@ -52,9 +52,9 @@ def encode(value: Any, base: int) -> Encoded:
     """
     t = type(value)
     if t is np.ndarray or t is memmap or t is np.memmap:
-        dtype = encode_dtype(value.dtype)
-        if dtype is not None:
-            return Encoded(encode_array(np.asarray(value), dtype), fmt.ARRAYS, 0, ARRAY)
+        array = encode_array(value if t is np.ndarray else np.asarray(value))
+        if array is not None:
+            return Encoded(array, fmt.ARRAYS, 0, ARRAY)
     elif t is np.ma.MaskedArray and value._baseclass is np.ndarray:
         masked = encode_masked(value)
         if masked is not None:
@@ -71,15 +71,11 @@ def encode_hole(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order, mask
     TypeError
         If the dtype holds objects or cannot be told exactly by plain text.
     """
-    ops = encode_dtype(dtype)
-    if ops is None:
+    data = hole_parts(shape, dtype, order)
+    if data is None:
         why = "it holds Python objects" if dtype.hasobject else "it has metadata or a type of its own"
         raise TypeError(f"an array of dtype {dtype!r} cannot be mapped: {why}")
-    data = array_parts(shape, ops, order, dtype.itemsize, None)
     if not mask:
         return Encoded(data, fmt.ARRAYS, 0, ARRAY)
-    mask_dtype = np.ma.make_mask_descr(dtype)
-    mask_ops = encode_dtype(mask_dtype)
-    assert mask_ops is not None
-    masks = array_parts(shape, mask_ops, order, mask_dtype.itemsize, None)
+    masks = hole_parts(shape, np.ma.make_mask_descr(dtype), order)
     return Encoded(masked_parts(data, masks, b"N", False), fmt.ARRAYS | fmt.MASKS, 0, MASKED)

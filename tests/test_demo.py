@@ -90,7 +90,8 @@ def test_what_is_not_a_picture_is_refused(array, axes):
 
 
 @pytest.mark.parametrize("name, content", [
-    ("a.npy", b"nonsense"), ("a.npz", b"nonsense"), ("a.hdr", b"nonsense"), ("a.hdr", b""), ("a.xyz", b""),
+    ("a.npy", b"nonsense"), ("a.npy", b""), ("a.npy", b"\x93NUMPY\x01\x00"), ("a.npz", b"nonsense"),
+    ("a.hdr", b"nonsense"), ("a.hdr", b""), ("a.xyz", b""),
     ("a.hdr", b"ENVI\nlines = 1\nsamples = 2\n"), ("a.hdr", b"ENVI\nwavelength = {1, 2"),
     ("a.hdr", b"ENVI\nlines=1\nsamples=2\nbands=x\ndata type=2"),
     ("a.hdr", b"ENVI\nlines=1\nsamples=2\nbands=3\ndata type=77"),
@@ -120,6 +121,28 @@ def test_the_largest_array_of_a_npz_file_is_taken(tmp_path):
     assert open_source(tmp_path / "a.npz", variable="small").shape == (2, 2, 1)
     with pytest.raises(SourceError, match="no array 'none'"):
         open_source(tmp_path / "a.npz", variable="none")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".mat", ".tif", ".png"])
+def test_a_damaged_file_is_an_error_of_the_source(tmp_path, suffix):
+    path = tmp_path / ("a" + suffix)
+    if suffix == ".npz":
+        np.savez_compressed(path, cube=cube_of(20, 20, 20))
+    elif suffix == ".npy":
+        np.save(path, cube_of())
+    elif suffix == ".mat":
+        pytest.importorskip("scipy.io").savemat(path, {"cube": cube_of(20, 20, 20)}, do_compression=True)
+    elif suffix == ".tif":
+        pytest.importorskip("tifffile").imwrite(path, cube_of(3, 20, 20), photometric="minisblack", compression="zlib")
+    else:
+        pytest.importorskip("PIL.Image").fromarray(cube_of(20, 20, 1)[..., 0].astype("u1")).save(path)
+    whole = path.read_bytes()
+    for size in range(0, len(whole) - 1, 1 + len(whole) // 40):
+        path.write_bytes(whole[:size])
+        try:
+            open_source(path).frame(0)
+        except SourceError as exc:
+            assert "a" + suffix in str(exc)
 
 
 def write_envi(folder, cube, interleave, extra="byte order = 0\n", dtype="<u2", name="cube.raw", offset=0):
@@ -408,6 +431,7 @@ def test_a_signal_in_the_middle_of_a_scan_keeps_everything(tmp_path, number):
 def test_a_viewer_that_dies_does_not_stop_the_capture(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_environment", lambda: {"PYTHONPATH": str(tmp_path)})
     (tmp_path / "mmapdict.py").write_text("raise SystemExit('no viewer today')")
+    monkeypatch.chdir(tmp_path)  # the first place where `python -m` looks
     out = tmp_path / "out.mmapdict"
     code, text = run_demo(out, "--source", save(tmp_path / "a.npy", cube_of()), "--rate", "0", "--frames", "1")
     assert code == 1
@@ -459,7 +483,8 @@ def test_the_viewer_reports_what_it_sees(tmp_path):
 def test_floors_store_the_same_lines(tmp_path):
     cube = np.zeros((5, 3, 2), "u2")
     lines = cube_of(5, 3, 2)
-    floors = capture.Floors(tmp_path, (4, 3, 2), lines.dtype)
+    floors = capture.Floors(tmp_path, (5, 3, 2), lines.dtype, limit=4 * 12)
+    floors.begin()
     for y in range(5):
         assert floors.store(cube, y, lines[y]) > 0
     np.testing.assert_array_equal(cube, lines)
