@@ -215,17 +215,21 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"child {self.name} ended with code {self._process.wait()} and no result")
+            raise RuntimeError(f"child {self.name} ended with code {self._end()} and no result")
         return json.loads(line)
 
     def result(self) -> Any:
         """Return what the function returned, after the process has ended."""
         value = self.hear()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        if code := self._process.wait():
+        if code := self._end():
             raise RuntimeError(f"child {self.name} ended with code {code}")
         return value
+
+    def _end(self) -> int:
+        """Wait for the end of the process and return its exit code."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return self._process.wait()
 
 
 def run_child(function: Callable[..., Any], *args: Any) -> Any:

@@ -5,11 +5,12 @@ import errno
 import os
 import secrets
 import stat
+from contextlib import suppress
 from typing import Optional
 
 from . import format as fmt
 from .errors import BusyError, CorruptError, FormatError
-from .store import HAVE_TMPFILE, O_BINARY, File, boot_id
+from .store import HAVE_TMPFILE, O_BINARY, File, boot_id, check_regular
 
 MODES = ("r", "r+", "a", "w", "x")
 
@@ -27,62 +28,78 @@ def create_file(path: str, content: bytes) -> bool:
     bool
         Whether it was created; False: the path is taken.
 
+    Raises
+    ------
+    OSError
+        With `path` as its filename; nothing is left.
+
     Notes
     -----
     A file without a name is filled and then linked into its place, which fails if the name is taken. Where
     that is not possible, a file of another name is linked; where there are no links, the file is created under
     its name and written at once.
     """
-    folder = os.path.dirname(path)
-    if HAVE_TMPFILE:
+    try:
+        return HAVE_TMPFILE and _link_nameless(path, content) or _link_or_write(path, content)
+    except FileExistsError:
+        return False
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, path) from exc
+
+
+def _link_nameless(path: str, content: bytes) -> bool:
+    """Fill a file without a name and link it; False: something was in the way, and another way will tell what."""
+    try:
+        fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
         try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
-        except OSError as exc:
-            if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                raise
-        else:
-            try:
-                os.write(fd, content)
-                os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
-                return True
-            except FileExistsError:
-                return False
-            except OSError as exc:
-                if exc.errno not in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):
-                    raise
-            finally:
-                os.close(fd)
+            _write_all(fd, content)
+            os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+            return True
+        finally:
+            os.close(fd)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+
+
+def _link_or_write(path: str, content: bytes) -> bool:
     temporary = _write_beside(path, content)
     try:
         os.link(temporary, path)
         return True
-    except FileExistsError:
-        return False
     except OSError as exc:
         if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
     finally:
         os.unlink(temporary)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
-    except FileExistsError:
-        return False
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)
+    _write_new(path, content)
     return True
 
 
-def _write_beside(path: str, content: bytes, mode: int = 0o666) -> str:
+def _write_beside(path: str, content: bytes) -> str:
     """Write `content` to a new file in the folder of `path` and return its name."""
-    temporary = f"{path}.{secrets.token_hex(8)}.new"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
+    # Not the name with something behind it: that could be too long.
+    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.mmapdict-new")
+    _write_new(temporary, content)
+    return temporary
+
+
+def _write_new(path: str, content: bytes) -> None:
+    """Write `content` to the file `path`, which must not exist; if that fails, nothing is left."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
     try:
-        os.write(fd, content)
+        _write_all(fd, content)
+    except BaseException:
+        os.unlink(path)
+        raise
     finally:
         os.close(fd)
-    return temporary
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(fd, content):]
 
 
 def replace_file(path: str, content: bytes, old: Optional[File]) -> None:
@@ -98,21 +115,26 @@ def replace_file(path: str, content: bytes, old: Optional[File]) -> None:
     """
     temporary = _write_beside(path, content)
     try:
-        if os.path.exists(path):
+        with suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         if old is not None:
             # I13: marked before it is replaced. Who finds the mark and the path unchanged takes it off.
-            old.store_cell(fmt.STATE_OFFSET, fmt.REPLACING)
+            _mark(old, fmt.REPLACING)
         os.replace(temporary, path)
-    except BaseException:
-        if old is not None:
-            old.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
-        os.unlink(temporary)
-        raise
-    if old is not None:
-        old.store_cell(fmt.STATE_OFFSET, fmt.SUPERSEDED)
-        # Readers look at the counter only: move it, so that they look at the state. Even stays even (I5).
-        old.store_cell(fmt.COMMIT_OFFSET, old.cells[fmt.COMMIT_OFFSET >> 3] + 2)
+    finally:
+        failed = os.path.lexists(temporary)
+        try:
+            if old is not None:
+                _mark(old, fmt.NORMAL if failed else fmt.SUPERSEDED)
+        finally:
+            if failed:
+                os.unlink(temporary)
+
+
+def _mark(old: File, state: int) -> None:
+    old.store_cell(fmt.STATE_OFFSET, state)
+    # Readers look at the counter only: move it, so that they look at the state. Even stays even (I5).
+    old.store_cell(fmt.COMMIT_OFFSET, old.cells[fmt.COMMIT_OFFSET >> 3] + 2)
 
 
 def open_file(path: str, mode: str) -> File:
@@ -125,9 +147,9 @@ def open_file(path: str, mode: str) -> File:
         try:
             return File(path, mode != "r")
         except FileNotFoundError:
-            if mode != "a" or os.path.islink(path):
+            if mode != "a":
                 raise
-            create_file(path, new_content())
+            create_file(os.path.realpath(path), new_content())
         except BusyError:
             continue            # it was replaced between two system calls
 
@@ -138,11 +160,10 @@ def _start_anew(path: str) -> None:
         try:
             old = File(path, True)
         except (FormatError, CorruptError):
-            if os.path.isdir(path):
-                raise
+            check_regular(os.stat(path), path)          # of other files nothing is lost but their bytes
             replace_file(path, new_content(), None)
             return
-        except FileNotFoundError:
+        except (FileNotFoundError, BusyError):
             continue
         try:
             if old.lock():

@@ -448,7 +448,7 @@ class Viewer:
         elif event == "meta":
             self.filled[step] = report["lines"]
             took = _duration(report["ns"])
-            self._say(f"{report['key']}: {took} after it was assigned; the scan is {self._share(report)} % full")
+            self._say(f"{report['key']}: {took} after it was assigned; scan {self._share(report)} % full")
         elif event == "end":
             self.summary = report
 

@@ -248,6 +248,7 @@ def _filler(n: int) -> bytes:
 
 
 _END_FILLERS = [_filler(n + RECORD_ALIGNMENT if 0 < n < 3 else n) for n in range(RECORD_ALIGNMENT)]
+_SHORT_HEADS = [bytes_head(n) for n in range(256)]
 _OP_LENGTH = struct.Struct("<BQ")
 _HIDDEN_START = RECORD_HEAD + 3 + CHECK.size
 _ENTRY_START = _HIDDEN_START + len(ROOT)
@@ -291,7 +292,7 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
         covered = first
         length = len(first) + len(close)
         pad = -(start + length) % RECORD_ALIGNMENT
-        pieces: list[Any] = [b"", first, close]
+        pieces: list[Any] = [first, close]
         end = start + pad + length
     else:
         # The check's padding makes the first payload aligned, further fillers those behind it and the end.
@@ -307,7 +308,7 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
         end = at + pad + payload.nbytes
         data = payload.data
         plain = type(data) is bytes
-        pieces = [b"", covered, data if plain else payload]
+        pieces = [covered, data if plain else payload]
         for i in range(2, len(parts) - 1, 2):
             between: Any = parts[i]
             payload = parts[i + 1]
@@ -327,10 +328,10 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
     span = len(covered)
     tagged = offset ^ tag
     crc = crc32(LENGTH_TAG_SPAN.pack(length, tagged, span) + covered)
+    check = CHECK.pack(tagged, crc, span)
     n = CHECK.size + pad
-    pieces[0] = b"%b%b%b%b%b0" % (_OP_LENGTH.pack(LIVE, length), ROOT if entry else b"", bytes_head(n),
-                                  CHECK.pack(tagged, crc, span), bytes(pad))
-    return pieces, end, plain
+    head = _SHORT_HEADS[n] if n < 256 else bytes_head(n)
+    return [_OP_LENGTH.pack(LIVE, length), ROOT if entry else b"", head, check, bytes(pad), b"0", *pieces], end, plain
 
 
 class Record:
@@ -435,6 +436,6 @@ def split_payloads(pieces: Iterable[Union[bytes, Payload]]) -> list[Union[bytes,
 
 def join_parts(a: Parts, b: Parts) -> list[Union[bytes, Payload]]:
     """Return the parts of `a` followed by those of `b`."""
-    last, first = a[-1], b[0]
-    assert isinstance(last, bytes) and isinstance(first, bytes)
-    return [*a[:-1], last + first, *b[1:]]
+    joined = [*a, *b[1:]]
+    joined[len(a) - 1] += b[0]          # type: ignore[operator]
+    return joined

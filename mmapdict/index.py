@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
+from pickle import PicklingError
 from typing import Any, Optional, Union
 
 from . import format as fmt
@@ -57,6 +59,7 @@ class Index:
         self._counted_at = -1
         self._count = 0
         self._header_checked = False
+        self._walked_at, self._walked_dead = file.cells[_COMMIT], 0
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -89,6 +92,8 @@ class Index:
                     record = fmt.decode_record(w.view, w.start, self.end, file.tag)
                 if record.live:
                     self._take(record, w.view, w.start)
+                else:
+                    self._walked_dead += record.end - record.offset
                 found.append(record)
                 self.end = record.end
         except CorruptError as exc:
@@ -202,17 +207,21 @@ class Index:
     def begin(self) -> None:
         """Come up to date under a fresh lock; mend what a writer left that died inside a sequence (I5)."""
         cells = self.file.cells
-        if cells[fmt.STATE_OFFSET >> 3] == fmt.REPLACING:
+        if cells[fmt.STATE_OFFSET >> 3] != fmt.NORMAL:
             # I13: the path leads here, so whoever was about to replace this file died before.
             self.file.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
         if cells[_COMMIT] & 1:
             self.recover()
             return
         self.walk()
-        stale = cells[fmt.STOP_OFFSET >> 3] != self.end
+        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not fmt.MEMO_START <= cells[_MEMO] <= fmt.MEMO_END
         if not self._header_checked:
             self._header_checked = True
-            stale = stale or cells[_LIVE] != self.count()
+            stale = stale or cells[_LIVE] != self.count() \
+                or cells[_COMMIT] == self._walked_at and cells[_DEAD] != self._walked_dead
+        if self._shadowed:
+            # No writer is inside: an older record that is live is one whose replacer died.
+            stale = stale or any(map(self.is_live, chain.from_iterable(self._shadowed.values())))
         if stale:
             self.recover()              # the header is older than the records, or damaged (I4)
 
@@ -242,6 +251,8 @@ class Index:
                 key, parts = kept, key_parts(kept)
         memo = file.cells[_MEMO]
         entry = fmt.join_parts(parts, value.parts)
+        if value.memo and memo + value.memo > fmt.MEMO_END:
+            raise OverflowError("the file has no memo indices left; copy its items into a new file")
         if value.memo and value.base != memo:
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
         offset = self.end
@@ -373,8 +384,8 @@ class Index:
         """
         file = self.file
         self.__init__(file)                                         # type: ignore[misc]
+        records = self.walk()                                       # before any store: it may find damage
         file.store_cell(fmt.COMMIT_OFFSET, file.cells[_COMMIT] | 1)     # I5
-        records = self.walk()
         current = set(self.offsets.values())
         memo, dead = fmt.MEMO_START, 0
         for record in records:
@@ -385,14 +396,15 @@ class Index:
                 dead += record.end - record.offset
             elif record.entry:
                 _, _, at, view, base = self.read_head(record.offset)
-                if decode_info(view, base, at, record.body_end) is None:
-                    memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
+                with suppress(CorruptError, PicklingError):         # one bad value does not stop all writers
+                    if decode_info(view, base, at, record.body_end) is None:
+                        memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
         file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4
         file.store_cell(fmt.LIVE_OFFSET, len(self.offsets))         # I4
         file.store_cell(fmt.DEAD_OFFSET, dead)                      # I4
-        file.store_cell(fmt.MEMO_OFFSET, max(memo, file.cells[_MEMO]))      # I8
+        file.store_cell(fmt.MEMO_OFFSET, memo)                      # I8
         commit = file.cells[_COMMIT] + 1
         file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5
         self._counted_at, self._count = commit, len(self.offsets)

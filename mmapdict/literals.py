@@ -34,7 +34,7 @@ def encode_literal(obj: Any) -> bytes:
     """
     t = type(obj)
     if t is str:
-        b: bytes = obj.encode("utf-8", "surrogatepass")
+        b: bytes = obj.encode() if obj.isascii() else obj.encode("utf-8", "surrogatepass")
         n = len(b)
         if n < 256:
             return bytes((SHORT_BINUNICODE, n)) + b

@@ -10,6 +10,7 @@ import time
 import warnings
 import weakref
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Optional, Union
 
@@ -31,6 +32,7 @@ PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads else
 
 _COMMIT = fmt.COMMIT_OFFSET >> 3
 _STATE = fmt.STATE_OFFSET >> 3
+_MEMO = fmt.MEMO_OFFSET >> 3
 _new = np.ndarray.__new__
 _missing: Any = object()
 
@@ -196,12 +198,14 @@ class MmapDict(MutableMapping[Any, Any]):
         if self._forked:
             self._reopen()
         elif commit != self._seen or commit & 1:
-            if self._cells[_STATE] != fmt.NORMAL and not self._file.check_path():
+            state = self._cells[_STATE]
+            if state != fmt.NORMAL and not self._file.check_path():
                 self._follow()
             else:
                 self._index.walk()
-                # I5: odd means that a writer is inside, or died there: look again at the next access.
-                self._seen = -1 if commit & 1 else commit
+                # I5: odd means that a writer is inside, or died there: look again at the next access. So does
+                # any mark (I13): who set it may die before it moves the counter again.
+                self._seen = commit if state == fmt.NORMAL and not commit & 1 else -1
         if self._file.epoch != self._epoch:
             self._epoch = self._file.epoch          # windows were let go: do not hold on to them here
             self._arrays.clear()
@@ -210,7 +214,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _follow(self) -> bool:
         """Go on with the file that is at the path now; False: there is none, and the old one is kept."""
         try:
-            file = store.File(self._path, self._writable)
+            file = open_file(self._path, "r+" if self._writable else "r")
         except FileNotFoundError:
             return False
         old = self._file
@@ -256,7 +260,7 @@ class MmapDict(MutableMapping[Any, Any]):
         if info is None:
             ops = view[at - base:record.body_end - base]
             try:
-                return decode_pickled(ops, self._cells[fmt.MEMO_OFFSET >> 3])
+                return decode_pickled(ops, self._cells[_MEMO])
             except CorruptError as exc:
                 raise CorruptError(exc.message, self._path, at) from exc
         root = self._file.window(record.offset, record.end).root
@@ -480,7 +484,10 @@ class MmapDict(MutableMapping[Any, Any]):
             self._need_writable()
         key = plain_key(key)
         parts = key_parts(key)
-        encoded = values.encode(value, self._cells[fmt.MEMO_OFFSET >> 3])
+        memo = self._cells[_MEMO]
+        if not fmt.MEMO_START <= memo < fmt.MEMO_END:
+            memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
+        encoded = values.encode(value, memo)
         index = self._begin()
         try:
             index.put(key, parts, encoded)
@@ -756,7 +763,9 @@ class MmapDict(MutableMapping[Any, Any]):
             self._arrays = {}
             try:
                 if self._writable and not self._forked:
-                    self._file.trim()
+                    with suppress(CorruptError):
+                        self._index.walk()
+                    self._file.trim(self._index.end)
             finally:
                 self._file.close()
 

@@ -7,6 +7,7 @@ there with the invariant of docs/format.md that it relies on.
 """
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -17,7 +18,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from . import format as fmt
 from .errors import BusyError, FormatError
@@ -36,11 +37,13 @@ HAVE_PWRITEV = hasattr(os, "pwritev")
 HAVE_PWRITE = hasattr(os, "pwrite")
 HAVE_FALLOCATE = hasattr(os, "posix_fallocate")
 HAVE_TMPFILE = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
+NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)       # where the C library does not stand in for it
 O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 
 FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
-GROUP_MAX = 16 << 20           # pieces of an array that were copied do not pile up
+GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
+CELL_MAX = (1 << 64) - 1
 GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
 ZERO_STEP = 1 << 20
 AHEAD_LEAST = 4 << 20
@@ -90,6 +93,42 @@ def _stores_in_place(device: int) -> bool:
     return known
 
 
+class _Statx:
+    """Which file a path leads to, and its size, by Linux's statx, which can be asked for these alone.
+
+    `os.stat` asks for the times too, and from Linux 6.13 on a file whose time was seen gets a new one, to the
+    nanosecond, with its next write: that makes a put a quarter slower.
+    """
+
+    WANTED = 0x100 | 0x200                  # STATX_INO, STATX_SIZE
+    AT_FDCWD = -100
+
+    def __init__(self, path: str) -> None:
+        self._buffer = ctypes.create_string_buffer(256)
+        self._cells = memoryview(self._buffer).cast("B").cast("Q")
+        # PyDLL keeps the GIL: giving it up costs more than the call, on the local file systems it is used for.
+        self._call = ctypes.PyDLL(None).statx
+        self._arguments = (ctypes.c_int(self.AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
+                           ctypes.c_uint(self.WANTED), ctypes.byref(self._buffer))
+
+    def __call__(self) -> Optional[tuple[int, int, int]]:
+        """Return size, inode, and the device as the call gives it; None: it failed, perhaps nothing is there."""
+        if self._call(*self._arguments):
+            return None
+        cells = self._cells
+        return cells[5], cells[4], cells[17]
+
+
+def _find_statx(path: str, inode: int, size: int) -> Optional[_Statx]:
+    """Return a working `_Statx` for `path`, or None where the system has none."""
+    try:
+        found = _Statx(path)
+    except (OSError, AttributeError, ValueError, TypeError):
+        return None
+    status = found()
+    return found if status is not None and status[:2] == (size, inode) else None
+
+
 class _OtherOrderCells:
     """Stands in for the cast memoryview on a machine whose byte order is not the file's."""
 
@@ -107,6 +146,14 @@ def header_cells(view: memoryview) -> Any:
     """Return the header as 8-byte cells: ``cells[fmt.COMMIT_OFFSET >> 3]``."""
     head = view[:fmt.HEADER_SIZE]
     return head.cast("Q") if sys.byteorder == "little" else _OtherOrderCells(head)
+
+
+def check_regular(status: os.stat_result, path: str) -> None:
+    """Raise FormatError unless `status` is that of a regular file."""
+    if stat.S_ISDIR(status.st_mode):
+        raise FormatError("not an mmapdict file: it is a directory", path)
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError("not an mmapdict file: it is no regular file, but a device, a pipe or a socket", path)
 
 
 class Window:
@@ -175,14 +222,12 @@ class File:
             raise
 
     def _open(self) -> None:
-        if os.path.isdir(self.path):
-            raise FormatError("not an mmapdict file: it is a directory", self.path)
+        check_regular(os.stat(self.path), self.path)        # to open a device can be an act of its own
         flags = (os.O_RDWR if self.writable else os.O_RDONLY) | O_BINARY
         self.fd = os.open(self.path, flags | getattr(os, "O_NONBLOCK", 0))
         self._descriptors.append(self.fd)
         status = os.fstat(self.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError("not an mmapdict file: it is not a regular file", self.path)
+        check_regular(status, self.path)
         self._device, self._inode = self.identity = (status.st_dev, status.st_ino)
         self.size = status.st_size
         self.file_id = fmt.check_header(self.read(0, fmt.HEADER_SIZE + 1), self.size, self.path)
@@ -190,10 +235,12 @@ class File:
         self.windows: list[Window] = []
         self.epoch = 0              # moves when windows were let go
         self.in_place = self.writable and _stores_in_place(status.st_dev)
+        self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
+        if self._statx is not None:
+            self._statx_device = (self._statx() or (0, 0, 0))[2]
         if self.writable:
             self._open_lock()
-        head = self.map_window(0)
-        self.cells = header_cells(head.view)
+        self.cells: Any = header_cells(self.map_window(0).view)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -263,7 +310,8 @@ class File:
             return
         group: list[Any] = []
         size = 0
-        for buffer in buffers:
+        pieces: Iterable[Any] = buffers
+        for buffer in pieces:
             n = len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
             if len(group) >= GATHER_MAX or size + n > GROUP_MAX:
                 offset = self._write_group(offset, group)
@@ -326,28 +374,29 @@ class File:
             return
         if sparse:
             self.truncate(end)
-        elif HAVE_FALLOCATE:
-            self._fallocate(start, end)
-        else:
+        elif not self._fallocate(start, end):
             for i in range(start, end, ZERO_STEP):
                 self._write_one(i, memoryview(bytes(min(ZERO_STEP, end - i))))
         self.size = max(self.size, end)
 
     def allocate(self, start: int, end: int) -> None:
         """Find room for a big write behind the STOP (I3) beforehand: faster, and a full disk is noticed first."""
-        if HAVE_FALLOCATE and end - start >= FALLOCATE_FROM:
-            self._fallocate(start, end)
+        if end - start >= FALLOCATE_FROM and self._fallocate(start, end):
             self.size = max(self.size, end)
 
-    def _fallocate(self, start: int, end: int) -> None:
-        while True:
+    def _fallocate(self, start: int, end: int) -> bool:
+        """Find room; False: the system or the file system cannot do that."""
+        while HAVE_FALLOCATE:
             try:
                 os.posix_fallocate(self.lock_fd, start, end - start)
-                return
+                return True
             except InterruptedError:
                 continue
             except OSError as exc:
+                if exc.errno in NO_FALLOCATE:
+                    break
                 raise OSError(exc.errno, exc.strerror, self.path) from None
+        return False
 
     def store_byte(self, offset: int, value: int) -> None:
         """Store one byte: a publish, or the Op of a record (I1)."""
@@ -360,7 +409,8 @@ class File:
             self._write_one(offset, memoryview(bytes((value,))))
 
     def store_cell(self, offset: int, value: int) -> None:
-        """Store the aligned 8-byte cell at `offset` of the header (I1)."""
+        """Store the aligned 8-byte cell at `offset` of the header (I1); numbers wrap around, as a damaged one may."""
+        value &= CELL_MAX
         if self.in_place:
             self.cells[offset >> 3] = value
         else:
@@ -428,13 +478,16 @@ class File:
                     if exc.errno not in (errno.EACCES, errno.EDEADLK):
                         raise
                     time.sleep(0.001)
-        # I13. check_path, spelled out: this is half of what the lock costs.
+        # I13: who replaces a file marks it first, but a rename or a removal by others must be noticed too.
+        status = self._statx() if self._statx is not None else None
+        if status is not None:
+            self.size, inode, device = status
+            return inode == self._inode and device == self._statx_device
         try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            return False
-        self.size = status.st_size
-        return status.st_ino == self._inode and status.st_dev == self._device
+            return self.check_path()
+        except BaseException:
+            self.unlock()
+            raise
 
     def check_path(self) -> bool:
         """Whether the path still leads to this file; the file's size is read anew."""
@@ -453,26 +506,29 @@ class File:
             os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
             msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)
 
-    def trim(self) -> None:
-        """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment."""
+    def trim(self, stop: int) -> None:
+        """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment.
+
+        Parameters
+        ----------
+        stop : int
+            Its offset, found by walking: the header's is a hint only (I4). If a record stands there by now, its
+            writer will cut the file.
+        """
         if fcntl is None:
             return                  # Windows cannot cut a file that is mapped
-        try:
+        with suppress(OSError):     # room that stays is no loss
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return                  # whoever holds it will do it
-        try:
-            stop = self.cells[fmt.STOP_OFFSET >> 3]
-            # The header's offset is a hint (I4): trust it only where a STOP stands and no writer is inside (I5).
-            if not self.cells[fmt.COMMIT_OFFSET >> 3] & 1 and stop < self.status().st_size \
-                    and self.read(stop, 1) == bytes((fmt.STOP,)):
-                self.truncate(stop + 1)
-        finally:
-            self.unlock()
+            try:
+                if stop + 1 < self.status().st_size and self.read(stop, 1) == bytes((fmt.STOP,)):
+                    self.truncate(stop + 1)
+            finally:
+                self.unlock()
 
     def close(self) -> None:
-        """Close the descriptors and let go of the maps. Arrays keep theirs."""
+        """Close the descriptors and let go of the maps: each of them has one too. Arrays keep theirs."""
         self.windows = []
+        self.cells = None
         self.close_files()
 
 
@@ -498,4 +554,4 @@ def poll_delays() -> Iterator[float]:
     delay = 1e-4
     while True:
         yield delay
-        delay = min(delay * 1.1, 1e-3)
+        delay = min(delay * 1.02, 1e-3)

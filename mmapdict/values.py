@@ -11,6 +11,7 @@ from .format import Payload
 from .pickling import encode_pickled
 from .views import memmap
 
+_ndarray = np.ndarray
 ARRAY, MASKED, VALUE = "array", "masked", "value"
 
 
@@ -51,8 +52,8 @@ def encode(value: Any, base: int) -> Encoded:
         Whatever pickling `value` raises.
     """
     t = type(value)
-    if t is np.ndarray or t is memmap or t is np.memmap:
-        array = encode_array(value if t is np.ndarray else np.asarray(value))
+    if t is _ndarray or t is memmap or t is np.memmap:
+        array = encode_array(value if t is _ndarray else np.asarray(value))
         if array is not None:
             return Encoded(array, fmt.ARRAYS, 0, ARRAY)
     elif t is np.ma.MaskedArray and value._baseclass is np.ndarray:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fcntl", reason="the benchmarks measure against flock and /proc")
+pytest.importorskip("resource", reason="the benchmarks measure against flock and /proc")
 
-from benchmarks.__main__ import main
-from benchmarks.harness import Row, Samples, Target, alternate, compare, run_child, table
-from benchmarks.workloads import WORKLOADS, Sizes
+from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.harness import Row, Samples, Target, alternate, compare, run_child, table  # noqa: E402
+from benchmarks.workloads import WORKLOADS, Sizes  # noqa: E402
 
 
 def test_every_workload_gives_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,456 @@
+"""Makes the golden files of format version 1 with the mmapdict that can be imported.
+
+    python tests/data/v1/make.py [FOLDER]       (its own folder, if none is given)
+
+It writes, for each entry of `FILES`, ``NAME.mmapdict`` and ``NAME.dis.txt``, and ``expected.json`` with the fingerprints
+of what the files hold, taken from the objects before they were stored. It overwrites nothing. File id and boot id are
+fixed, so the same encoder makes the same bytes; tests/test_golden.py says if they are no longer the same.
+"""
+
+import contextlib
+import datetime
+import decimal
+import json
+import os
+import pathlib
+import sys
+import unittest.mock
+
+import numpy
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+import judge  # noqa: E402
+import listing  # noqa: E402
+
+import mmapdict  # noqa: E402
+from mmapdict import birth, store  # noqa: E402
+
+FILE_ID = bytes.fromhex("00112233445566778899aabbccddeeff")
+
+
+@contextlib.contextmanager
+def fixed_ids():
+    """New files get `FILE_ID`, and zeros for the boot id."""
+    with unittest.mock.patch.object(birth.secrets, "token_bytes", lambda n: FILE_ID[:n]), \
+            unittest.mock.patch.object(birth, "boot_id", lambda: bytes(16)):
+        yield
+
+
+# -- writers that die --------------------------------------------------------------------------------------------
+
+class Killed(BaseException):
+    """Raised in place of a store: that one and all that would follow never happen."""
+
+
+@contextlib.contextmanager
+def killed_before(number, *, write=None):
+    """Let the writer die inside the block.
+
+    Parameters
+    ----------
+    number : int
+        Before which one-byte or eight-byte store, counted from 1.
+    write : int, optional
+        Instead, in the first long write, after so many bytes.
+    """
+    left = [number]
+
+    def dying(method):
+        def store_or_die(self, offset, value):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            method(self, offset, value)
+        return store_or_die
+
+    def cut_write(self, offset, buffers):
+        data = buffers if isinstance(buffers, bytes) else b"".join(map(bytes, buffers))
+        os.pwrite(self.lock_fd, data[:write], offset)
+        raise Killed
+
+    file = store.File
+    with contextlib.ExitStack() as stack:
+        patch = unittest.mock.patch.object
+        if write is None:
+            stack.enter_context(patch(file, "store_byte", dying(file.store_byte)))
+            stack.enter_context(patch(file, "store_cell", dying(file.store_cell)))
+        else:
+            stack.enter_context(patch(file, "write", cut_write))
+        # The dead clean up nothing.
+        stack.enter_context(patch(file, "truncate", lambda self, size: None))
+        try:
+            yield
+        except Killed:
+            return
+        raise AssertionError("the writer lived to the end of the block")
+
+
+def cut_behind(path, size=0):
+    """Cut a file `size` bytes behind its STOP: room that was made for later is no news."""
+    stop = listing.walk(path.read_bytes())[1]
+    os.truncate(path, stop + 1 + size)
+
+
+# -- the files ---------------------------------------------------------------------------------------------------
+
+def store_all(path, items):
+    """Assign all items, in order."""
+    with mmapdict.open(path, "x") as d:
+        for key, value in items.items():
+            d[key] = value
+    return items
+
+
+def empty(path):
+    """Never had a key."""
+    return store_all(path, {})
+
+
+def example(path):
+    """The file that docs/format.md shows: a number, a dead record, the hidden globals and a small array."""
+    with mmapdict.open(path, "x") as d:
+        d["answer"] = 42
+        d["draft"] = None
+        d["x"] = numpy.arange(3, dtype="<i2")
+        del d["draft"]
+    return {"answer": 42, "x": numpy.arange(3, dtype="<i2")}
+
+
+def keys(path):
+    """Every kind of key and every opcode that writes one."""
+    found = ["", "a", "with/slash", "\xe9", "\u65e5\u672c", "\U0001f600", "\ud800", "x" * 300, "y" * 5001, b"", b"a",
+             b"\x00\xff" * 200, 0, 1, -1, 255, 256, 65535, 65536, 2**31 - 1, 2**31, -2**31, -2**31 - 1, 2**63, -2**2100,
+             0.5, -1e300, float("inf"), None, (), (1,), ("a", b"a"), (1, (2, (3, (None, 0.25, True)))),
+             ("z" * 4500, b"w" * 4500, 1)]
+    return store_all(path, {key: number for number, key in enumerate(found)})
+
+
+def equal_keys(path):
+    """Keys that are equal to one that is there keep its form, as in a dict."""
+    with mmapdict.open(path, "x") as d:
+        for key, value in [(1, "int"), (0.0, "float"), ((True, 2), "tuple"), (1.0, "replaced"), (False, "replaced"),
+                           ((1.0, 2.0), "replaced")]:
+            d[key] = value
+    return {1: "replaced", 0.0: "replaced", (True, 2): "replaced"}
+
+
+def values(path):
+    """Values that are not arrays."""
+    return store_all(path, {
+        "none": None, "true": True, "int": -7, "big int": 10**30, "float": 2.5, "inf": float("-inf"), "complex": 1 - 2j,
+        "text": "\xe4\u65e5\ud800", "bytes": bytes(range(256)), "bytearray": bytearray(b"abc"), "empty": [(), [], {}, ""],
+        "list": [1, [2.5, [None]]], "tuple": (1, (2, 3), (4, 5, 6, 7)), "set": {1}, "frozenset": frozenset([2]),
+        "dict": {"a": 1, 2: {"b": ()}}, "numbers": list(range(300)), "floats": [n / 7 for n in range(300)],
+        "range": range(1, 10, 2), "date": datetime.date(2000, 2, 29),
+        "time": datetime.datetime(2024, 2, 29, 12, 30, 1, 5), "span": datetime.timedelta(1, 2, 3),
+        "decimal": decimal.Decimal("1.10")})
+
+
+def shared(path):
+    """References inside a value: the memo."""
+    part = [1, 2]
+    loop = [1]
+    loop.append({"self": loop})
+    many = [[n] for n in range(3)]
+    return store_all(path, {"twice": [part, part], "none": 1, "loop": loop, "pairs": {n: (m, m) for n, m in enumerate(many)},
+                            "again": {"a": part, "b": [part]}})
+
+
+def numpy_values(path):
+    """numpy's objects inside other values: only public names, whatever numpy."""
+    array = numpy.arange(6, dtype="<f8").reshape(2, 3)
+    return store_all(path, {
+        "scalars": [numpy.float32(2.5), numpy.int64(-3), numpy.bool_(True), numpy.str_("s"), numpy.bytes_(b"b"),
+                    numpy.complex64(1j), numpy.datetime64("2024-02-29"), numpy.timedelta64(5, "ms")],
+        "dtypes": [numpy.dtype("<u2"), numpy.dtype(">f8"), numpy.dtype([("x", "<f4"), ("y", ">i2", (2,))])],
+        "arrays": {"c": array, "f": numpy.asfortranarray(array), "foreign": array.astype(">f8"), "the same": array,
+                   "text": numpy.array(["a", "bc"], "<U2"), "bool": numpy.array([True, False])},
+        "masked": [numpy.ma.array(array, mask=array > 3), numpy.ma.masked],
+        "object": numpy.array([1, "two", None], object),
+        "functions": [numpy.mean, numpy.ndarray, numpy.float64]})
+
+
+def counting(dtype, shape=(3,)):
+    """A small array whose elements differ."""
+    dtype = numpy.dtype(dtype)
+    count = int(numpy.prod(shape, dtype=int))
+    if dtype.kind in "SU":
+        return numpy.array(["%dx" % n for n in range(count)], dtype).reshape(shape)
+    if dtype.kind in "Mm":
+        return numpy.arange(count).astype(dtype.newbyteorder("=")).astype(dtype).reshape(shape)
+    if dtype.kind == "V":
+        data = (numpy.arange(count * dtype.itemsize) % 251).astype("u1").tobytes()
+        return numpy.frombuffer(data, dtype).reshape(shape)
+    if dtype.kind == "b":
+        return (numpy.arange(count) % 2).astype(dtype).reshape(shape)
+    return numpy.arange(count).astype(dtype).reshape(shape)
+
+
+def dtypes(path):
+    """Arrays of simple dtypes in both byte orders."""
+    found = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", ">i2", ">u4",
+             ">f8", ">c16", "S3", "<U3", ">U3", "V5", "<M8[ns]", "<M8[25us]", ">M8[D]", "<m8[s]", ">m8[ms]", "S0"]
+    return store_all(path, {dtype: counting(dtype) for dtype in found})
+
+
+def structured(path):
+    """Arrays of structured dtypes."""
+    found = {
+        "simple": numpy.dtype([("x", "<f4"), ("y", "<i2")]),
+        "both byte orders": numpy.dtype([("x", ">f8"), ("y", "<u4"), ("z", ">i2")]),
+        "offsets": numpy.dtype({"names": ["a", "b"], "formats": ["<i4", ">f8"], "offsets": [4, 16], "itemsize": 32}),
+        "back to front": numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<f8"], "offsets": [8, 0]}),
+        "titles": numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "S3"], "titles": ["first", "the second"]}),
+        "aligned": numpy.dtype([("flag", "?"), ("value", "<f8"), ("small", "<i2")], align=True),
+        "sub-arrays": numpy.dtype([("m", "<f4", (2, 3)), ("t", "<U4", (2,))]),
+        "nested": numpy.dtype([("p", [("q", "u1"), ("r", "<i8", (2,))]), ("s", "<M8[ns]")]),
+        "no fields": numpy.dtype([]),
+    }
+    items = {}
+    for name, dtype in found.items():
+        items[name] = numpy.zeros(2, dtype)
+        for field in dtype.names:
+            if dtype[field].names is None:
+                items[name][field] = counting(dtype[field].base, items[name][field].shape)
+    return store_all(path, items)
+
+
+def shapes(path):
+    """Shapes, orders and memory layouts."""
+    cube = numpy.arange(24, dtype="<i4").reshape(2, 3, 4)
+    items = {
+        "0-d": numpy.array(1.5, "<f8"), "0-d foreign": numpy.array(2, ">i4"), "size 0": numpy.zeros((3, 0, 2), "<f4"),
+        "size 0 foreign": numpy.zeros((0, 2), ">f4"), "one": numpy.ones((1, 1), "<u2"), "C": cube,
+        "F": numpy.asfortranarray(cube), "F foreign": numpy.asfortranarray(cube.astype(">i4")),
+        "32-d": numpy.arange(4, dtype="<u1").reshape((2,) + (1,) * 30 + (2,)),
+        "strided": cube[:, ::2, 1:], "reversed": cube[::-1], "transposed": cube.transpose(1, 2, 0),
+    }
+    store_all(path, items)
+    return {key: numpy.array(value, order="K" if value.flags.f_contiguous else "C") for key, value in items.items()}
+
+
+def masked(path):
+    """Masked arrays."""
+    data = numpy.arange(6, dtype="<f8").reshape(2, 3)
+    flat = numpy.array([(1, 2.5), (3, 4.5)], [("a", "<i4"), ("b", "<f8")])
+    return store_all(path, {
+        "mask": numpy.ma.array(data, mask=data % 2 == 0), "nomask": numpy.ma.array(data),
+        "fill value": numpy.ma.array(data, mask=data > 3, fill_value=-7.5),
+        "hard": numpy.ma.array(data, mask=data > 3, hard_mask=True),
+        "F": numpy.ma.array(numpy.asfortranarray(data), mask=numpy.asfortranarray(data > 3)),
+        "foreign": numpy.ma.array(numpy.arange(3, dtype=">i4"), mask=[0, 1, 0], fill_value=-1),
+        "text": numpy.ma.array(["a", "bc"], "<U2", mask=[0, 1], fill_value="?"),
+        "0-d": numpy.ma.array(1.5, "<f8", mask=True),
+        "structured": numpy.ma.array(flat, mask=[(True, False), (False, True)])})
+
+
+def holes(path):
+    """Arrays that were created empty; some are filled, in part."""
+    items = {}
+    with mmapdict.open(path, "x") as d:
+        for key, shape, dtype, order in [("frame", (4, 5), "<u2", "C"), ("F", (4, 5), "<f4", "F"),
+                                         ("foreign", (3, 3), ">i4", "C"), ("kilobyte", (20, 30), "<u2", "C")]:
+            hole, items[key] = d.create(key, shape, dtype, order=order), numpy.zeros(shape, dtype, order)
+            hole[1] = items[key][1] = 7
+        d.create("untouched", (2, 2), "<f8")
+        items["untouched"] = numpy.zeros((2, 2))
+        d.create("sparse", (2, 2), "<f8", sparse=True)
+        items["sparse"] = numpy.zeros((2, 2))
+        items["masked"] = numpy.ma.array(numpy.zeros((2, 3), "<f4"), mask=numpy.zeros((2, 3), bool))
+        for array in (d.create("masked", (2, 3), "<f4", mask=True), items["masked"]):
+            array[0] = 2.5
+            array[1, 2] = numpy.ma.masked
+    return items
+
+
+def changes(path):
+    """Replaced and deleted keys, by two handles one after the other."""
+    items = {}
+    with mmapdict.open(path, "x") as d:
+        for n in range(8):
+            d[n] = numpy.arange(n, dtype="<u4")
+        del d[0], d[5]
+        d["text"] = "first"
+    with mmapdict.open(path, "r+") as d:
+        d[3] = "three"
+        d["text"] = "second"
+        d["gone"] = [1]
+        del d["gone"]
+        d["gone"] = d.pop(7)
+    for n in (1, 2, 4, 6):
+        items[n] = numpy.arange(n, dtype="<u4")
+    return {**items, 3: "three", "text": "second", "gone": numpy.arange(7, dtype="<u4")}
+
+
+def cleared(path):
+    """Emptied, and used again."""
+    with mmapdict.open(path, "x") as d:
+        for n in range(3):
+            d[n] = numpy.arange(n, dtype="<u4")
+        d.clear()
+        d[1] = "after"
+        d["x"] = numpy.arange(2, dtype="<u4")
+    return {1: "after", "x": numpy.arange(2, dtype="<u4")}
+
+
+def big(path):
+    """Payloads that are longer than a reader's buffer may be, and those that need a wider alignment."""
+    return store_all(path, {
+        "text": "\xe4" * 2100, "bytes": b"\x00\x01\x02" * 1501, "in a list": ["a" * 4097, b"b" * 4099, 1],
+        "odd array": (numpy.arange(4099) % 251).astype("u1"), "at 64": numpy.arange(150, dtype="<f8"),
+        "odd, F": numpy.asfortranarray((numpy.arange(27 * 17) % 13).astype("S9").reshape(27, 17))[:, :1]})
+
+
+def before(path):
+    """What the files of dead writers hold before the operation in which they die."""
+    items = {"a": 1, "b": [1, 2], "c": numpy.arange(3, dtype="<i4")}
+    store_all(path, items)
+    return items
+
+
+SHARED = [[0], [0]]
+SHARED[1] = SHARED[0]
+
+
+def unpublished(path):
+    """A whole record, which uses the memo, stands behind the STOP: the writer died before it began to publish it."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(1):
+        d["d"] = SHARED
+    data = path.read_bytes()
+    stop = listing.walk(data)[1]
+    cut_behind(path, 10 + int.from_bytes(data[stop + 2:stop + 10], "little") + 1)
+    return items
+
+
+def torn(path):
+    """A part of a record stands behind the STOP: the writer died while it wrote it."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(0, write=37):
+        d["d"] = numpy.arange(9, dtype="<i4")
+    cut_behind(path, 37)
+    return items
+
+
+def dead_before_publish(path):
+    """The counter is odd and the memo mark is raised, but the record was not published."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(3):
+        d["d"] = SHARED
+    cut_behind(path)
+    return items
+
+
+def dead_after_publish(path):
+    """A new key was published; the header knows nothing of it."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(4):
+        d["d"] = SHARED
+    cut_behind(path)
+    return {**items, "d": SHARED}
+
+
+def dead_before_kill(path):
+    """A replacement was published; the record that it replaces is still live."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(4):
+        d["a"] = "new"
+    cut_behind(path)
+    return {**items, "a": "new"}
+
+
+def dead_after_kill(path):
+    """A record was killed; the counter is odd."""
+    items = before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(3):
+        del d["b"]
+    cut_behind(path)
+    return {key: value for key, value in items.items() if key != "b"}
+
+
+def dead_before_clear(path):
+    """The record that empties the dictionary was published; everything before it is still live."""
+    before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(4):
+        d.clear()
+    cut_behind(path)
+    return {}
+
+
+def dead_in_clear(path):
+    """The record that empties the dictionary was published; one of three entries before it was killed."""
+    before(path)
+    with mmapdict.open(path, "r+") as d, killed_before(6):
+        d.clear()
+    cut_behind(path)
+    return {}
+
+
+def replacing(path):
+    """Marked as about to be replaced by a writer that died before it did so."""
+    items = before(path)
+    with contextlib.suppress(Killed), unittest.mock.patch.object(birth.os, "replace", side_effect=Killed), \
+            unittest.mock.patch.object(birth.os, "unlink"), killed_before(2):
+        mmapdict.open(path, "w")
+    for temporary in path.parent.glob(path.name + ".*.new"):
+        temporary.unlink()
+    return items
+
+
+def superseded(path):
+    """Another file took its place."""
+    items = before(path)
+    kept = path.with_name(path.name + ".kept")
+    os.link(path, kept)
+    mmapdict.open(path, "w").close()
+    os.replace(kept, path)
+    return items
+
+
+FILES = {function.__name__: function for function in (
+    empty, example, keys, equal_keys, values, shared, numpy_values, dtypes, structured, shapes, masked, holes, changes,
+    cleared, big, unpublished, torn, dead_before_publish, dead_after_publish, dead_before_kill, dead_after_kill,
+    dead_before_clear, dead_in_clear, replacing, superseded)}
+
+
+def make(name, path):
+    """Make one file.
+
+    Parameters
+    ----------
+    name : str
+        One of `FILES`.
+    path : pathlib.Path
+        Must not exist.
+
+    Returns
+    -------
+    list of [list of str, list of str]
+        Fingerprints of what it holds, in order.
+    """
+    with fixed_ids():
+        return judge.fingerprint_items(FILES[name](path))
+
+
+def main(folder=HERE):
+    """Make all files, or none if one of them exists."""
+    folder = pathlib.Path(folder)
+    names = [name + suffix for name in FILES for suffix in (".mmapdict", ".dis.txt")] + ["expected.json"]
+    taken = [name for name in names if (folder / name).exists()]
+    if taken:
+        print("refused: golden files are never overwritten, and %s exist(s)" % ", ".join(taken), file=sys.stderr)
+        return 1
+    expected = {}
+    for name in FILES:
+        path = folder / (name + ".mmapdict")
+        expected[name] = make(name, path)
+        text = "\n".join(listing.dis(path.read_bytes())) + "\n"
+        (folder / (name + ".dis.txt")).write_text(text, encoding="ascii")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=0), encoding="ascii")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
