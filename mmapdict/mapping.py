@@ -373,15 +373,16 @@ class MmapDict(MutableMapping[Any, Any]):
         -------
         dict
             ``path``, ``mode``; format ``version``; number of ``keys``; ``commit``; ``size`` of the file in
-            bytes; ``used`` bytes, up to the STOP; ``dead_bytes`` of them in replaced and deleted records, which
-            plain ``pickle.load`` reads and drops; next ``memo`` index; ``file_id`` as hexadecimal digits.
+            bytes; ``used`` bytes, up to the STOP; of these ``live_bytes`` in the records of items and
+            ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops; next ``memo`` index; ``file_id`` as hexadecimal digits.
         """
         with self._mutex:
             index = self._refresh()
             cells = self._cells
+            dead = cells[fmt.DEAD_OFFSET >> 3]
             return {"path": self._path, "mode": self._mode, "version": cells[fmt.VERSION_OFFSET >> 3],
                     "keys": index.count(), "commit": self.commit, "size": self._file.status().st_size,
-                    "used": index.end + 1, "dead_bytes": cells[fmt.DEAD_OFFSET >> 3],
+                    "used": index.end + 1, "live_bytes": index.end - fmt.HEADER_SIZE - dead, "dead_bytes": dead,
                     "memo": cells[fmt.MEMO_OFFSET >> 3], "file_id": self._file.file_id.hex()}
 
     def __eq__(self, other: object) -> bool:
@@ -573,7 +574,10 @@ class MmapDict(MutableMapping[Any, Any]):
         if exists:
             raise ValueError(f"the key {key!r} exists; delete it first, or assign to it to replace it")
         with self._mutex:
-            return self._load(offset)
+            hole = self._load(offset)
+            entry = self._entry(key, offset)
+            self._file.advise_fill(entry.record, entry.record + entry.record_nbytes)
+        return hole
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return ``self[key]``, after setting it to `default` if it was missing, in one step."""
