@@ -6,7 +6,7 @@ file.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Optional, Union
 
 import numpy as np
@@ -36,14 +36,20 @@ def dtype_spec(dtype: np.dtype[Any]) -> Any:
     """Return a description of plain Python types that `numpy.dtype` turns into `dtype` again.
 
     A text for simple types, ``(base, shape)`` for sub-arrays, a dict of names, formats, offsets, titles, item
-    size and alignment for structured types. It is exact for every dtype that `is_mappable` accepts.
+    size and alignment for structured types. It is exact for every dtype that `exact_spec` accepts.
     """
     if dtype.subdtype is not None:
         return dtype_spec(dtype.base), tuple(map(int, dtype.shape))
     if dtype.names is None:
         return dtype.str
-    fields: list[Any] = [dtype.fields[name] for name in dtype.names]      # type: ignore[index]
-    spec: dict[str, Any] = {"names": list(dtype.names), "formats": [dtype_spec(f[0]) for f in fields],
+    return structure_spec(dtype, dtype_spec)
+
+
+def structure_spec(dtype: np.dtype[Any], field_spec: Callable[[np.dtype[Any]], Any]) -> dict[str, Any]:
+    """Return the description of a structured dtype, each of its fields described by `field_spec`."""
+    assert dtype.names is not None and dtype.fields is not None
+    fields: list[Any] = [dtype.fields[name] for name in dtype.names]
+    spec: dict[str, Any] = {"names": list(map(str, dtype.names)), "formats": [field_spec(f[0]) for f in fields],
                             "offsets": [int(f[1]) for f in fields], "itemsize": int(dtype.itemsize)}
     if any(len(f) > 2 for f in fields):
         spec["titles"] = [f[2] if len(f) > 2 else None for f in fields]
@@ -52,20 +58,37 @@ def dtype_spec(dtype: np.dtype[Any]) -> Any:
     return spec
 
 
-def _same_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether two dtypes agree in all that `repr`, fields and metadata show; ``==`` looks away from some."""
+def same_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether two dtypes agree in all that `repr`, fields and metadata show; ``==`` looks away from some.
+
+    C's names for one and the same number (``long`` and ``long long``) are not told apart: pickles do not either.
+    """
     if a is b:
         return True
-    if a != b or a.type is not b.type or a.str != b.str or a.itemsize != b.itemsize or a.metadata != b.metadata:
+    if a != b or a.str != b.str or a.itemsize != b.itemsize or a.metadata != b.metadata:
+        return False
+    if a.type is not b.type and (a.kind not in "iufc" or not a.type.__module__ == b.type.__module__ == "numpy"):
         return False
     if a.isalignedstruct != b.isalignedstruct or a.names != b.names:
         return False
     if a.subdtype is not None or b.subdtype is not None:
-        return a.shape == b.shape and _same_dtype(a.base, b.base)
+        return a.shape == b.shape and same_dtype(a.base, b.base)
     if a.fields is not None and b.fields is not None:
-        return all(_same_dtype(a.fields[n][0], b.fields[n][0]) and a.fields[n][1:] == b.fields[n][1:]
+        return all(same_dtype(a.fields[n][0], b.fields[n][0]) and a.fields[n][1:] == b.fields[n][1:]
                    for n in a.fields)
     return True
+
+
+def exact_spec(dtype: np.dtype[Any]) -> Any:
+    """Return the `dtype_spec` that makes exactly `dtype` again, or None if there is none.
+
+    There is none for metadata, numpy.record, and types that are not numpy's.
+    """
+    try:
+        spec = dtype_spec(dtype)
+        return spec if same_dtype(np.dtype(spec), dtype) else None
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 class DtypeOps(NamedTuple):
@@ -76,31 +99,46 @@ class DtypeOps(NamedTuple):
     alignment: int
 
 
-_dtype_ops: dict[str, DtypeOps] = {}
+_dtype_ops: dict[tuple[type, str], DtypeOps] = {}
 
 
 def encode_dtype(dtype: np.dtype[Any]) -> Optional[DtypeOps]:
     """Return how `dtype` is written, or None if it cannot stand in an array record."""
-    simple = dtype.names is None and dtype.subdtype is None and dtype.metadata is None
-    if simple:
-        known = _dtype_ops.get(dtype.str)
-        if known is not None and not dtype.hasobject:
-            return known
     if dtype.hasobject:
         return None
-    try:
-        spec = dtype_spec(dtype)
-        if not _same_dtype(np.dtype(spec), dtype):
-            return None                  # metadata, numpy.record, user-defined types
-        literal = encode_literal(spec)
-    except (TypeError, ValueError):
+    simple = dtype.names is None and dtype.subdtype is None and dtype.metadata is None
+    if simple:
+        known = _dtype_ops.get((dtype.type, dtype.str))
+        if known is not None:
+            return known
+    spec = exact_spec(dtype)
+    if spec is None:
         return None
+    try:
+        literal = encode_literal(spec)
+        if not simple:
+            decode_literal(literal, 0, len(literal))
+    except (TypeError, CorruptError):
+        return None                      # a title that is no text, or structures that are nested too deep
+    if len(literal) > fmt.BIG_PAYLOAD and any(n > fmt.BIG_PAYLOAD for n in _text_sizes(spec)):
+        return None                      # a field's name that would have to be a payload of its own
     # numpy's __setstate__ looks at the dtype's own byte order only, and that of structures is "not applicable".
     foreign = dtype.byteorder not in "=|" and not dtype.isnative
     encoded = DtypeOps(_get[fmt.DTYPE] + literal + b"\x85R", foreign, dtype.alignment)
     if simple:
-        _dtype_ops[dtype.str] = encoded
+        _dtype_ops[dtype.type, dtype.str] = encoded
     return encoded
+
+
+def _text_sizes(spec: Any) -> Iterator[int]:
+    if type(spec) is str:
+        yield 4 * len(spec)
+    elif type(spec) is dict:
+        for part in spec.values():
+            yield from _text_sizes(part)
+    elif type(spec) in (list, tuple):
+        for part in spec:
+            yield from _text_sizes(part)
 
 
 def is_mappable(dtype: np.dtype[Any]) -> bool:
@@ -120,6 +158,7 @@ class _Template(NamedTuple):
     """All that stands around an array's bytes, the same for arrays of one dtype, shape and order."""
 
     dtype: np.dtype[Any]         # kept, so that its identity is not another's
+    names: Any                   # of its fields: ``array.dtype.names = ...`` changes a dtype in place
     head: bytes
     payload: Payload             # without data
     tail: bytes
@@ -135,7 +174,7 @@ COPY_MAX = 1 << 14
 def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Optional[_Template]:
     key = (id(dtype), shape, fortran)
     template = _templates.get(key)
-    if template is None:
+    if template is None or template.names is not dtype.names:
         ops = encode_dtype(dtype)
         if ops is None:
             return None
@@ -153,10 +192,11 @@ def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Op
             head = (_NDARRAY + b"(" + literal + ops.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
                     + _get[fmt.UINT8] + b"\x89")
             tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if fortran else b"t\x81")
-        template = _Template(dtype, head, payload, tail, nbytes)
+        template = _Template(dtype, dtype.names, head, payload, tail, nbytes)
         if len(_templates) >= TEMPLATES_MAX:
             _templates.clear()
-        _templates[key] = template
+        if dtype.fields is None or all(field[0].base.names is None for field in dtype.fields.values()):
+            _templates[key] = template
     return template
 
 
@@ -165,7 +205,7 @@ def encode_array(a: np.ndarray[Any, Any]) -> Optional[list[Union[bytes, Payload]
     template = _template(a.dtype, a.shape, a.flags.fnc)
     if template is None:
         return None
-    _, head, payload, tail, nbytes = template
+    _, _, head, payload, tail, nbytes = template
     data: Any = a
     if nbytes <= COPY_MAX:
         data = a.tobytes("A")
@@ -184,27 +224,29 @@ def hole_parts(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order) -> Op
 
 def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
     """Return the parts of a masked array, or None if its dtype cannot be mapped."""
-    data = x._data
+    data = np.asarray(x._data)
     parts = encode_array(data)
     if parts is None:
         return None
     mask: Any = None
     if x._mask is not np.ma.nomask:
-        mask = encode_array(np.asarray(x._mask, order=array_order(data)))
-    fill: bytes = b"N"
+        mask = encode_array(np.asarray(x._mask))
+    fill: Any = [b"N"]
     if x._fill_value is not None:
-        # A small 0-d array in one run of opcodes: it is copied, not mapped.
-        pieces: Any = encode_array(np.asarray(x._fill_value, data.dtype))
-        fill = b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in pieces)
+        fill = encode_array(np.asarray(x._fill_value, data.dtype))
+        if fill[1].nbytes <= fmt.BIG_PAYLOAD:
+            # A 0-d array in one run of opcodes: it is copied, not mapped, and needs no place of its own.
+            fill = [b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in fill)]
     return masked_parts(parts, mask, fill, bool(x._hardmask))
 
 
-def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: bytes, hard: bool) -> list[Any]:
-    """Return the parts of a masked array, made of those of its data and its mask (None: nomask)."""
+def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: list[Any], hard: bool) -> list[Any]:
+    """Return the parts of a masked array, made of those of its data, its mask (None: nomask) and its fill value."""
     parts: list[Any] = fmt.join_parts([_MASKED], data)
     parts = fmt.join_parts(parts, [_get[fmt.NOMASK]] if mask is None else mask)
-    # ... fill_value, keep_mask=True, hard_mask
-    return fmt.join_parts(parts, [_MASKED_OPTIONS + fill + b"\x88" + (b"\x88" if hard else b"\x89") + b"tR"])
+    parts = fmt.join_parts(parts, fmt.join_parts([_MASKED_OPTIONS], fill))
+    # ... keep_mask=True, hard_mask
+    return fmt.join_parts(parts, [b"\x88" + (b"\x88" if hard else b"\x89") + b"tR"])
 
 
 PIECE = 1 << 20
@@ -237,7 +279,7 @@ def _copied_pieces(a: np.ndarray[Any, Any]) -> Iterator[bytes]:
         return
     row = a.nbytes // a.shape[0]
     step = max(1, PIECE // row)
-    if step == 1 and row > PIECE:
+    if row > PIECE and a.ndim > 1:
         for part in a:
             yield from _copied_pieces(part)
         return
@@ -322,18 +364,19 @@ class _Cursor:
         if dtype is None:
             try:
                 dtype = np.dtype(spec)
-            except (TypeError, ValueError, KeyError, AttributeError) as exc:
+            except Exception as exc:        # numpy's parsers raise whatever they stumble over
                 raise self.fail(f"{spec!r} is not a dtype: {exc}") from exc
-            if dtype.hasobject:
-                raise self.fail(f"an array of Python objects ({spec!r}) cannot be mapped")
-            if len(_dtypes) < 4096:
+            if dtype.hasobject or dtype.subdtype is not None:
+                raise self.fail(f"an array of dtype {spec!r} cannot be mapped")
+            if dtype.names is None and len(_dtypes) < 4096:
+                # Fields can be renamed in place, so that each array of a structured dtype gets one of its own.
                 _dtypes[ops] = dtype
         return dtype
 
     def payload(self) -> tuple[int, int]:
         """Return position and size of the bytes object that stands here, and pass over it."""
         self.pos = skip_filler(self.buf, self.pos, self.end)
-        op = self.buf[self.pos]
+        op = self.buf[self.pos] if self.pos < self.end else -1
         if op not in (fmt.SHORT_BINBYTES, fmt.BINBYTES, fmt.BINBYTES8):
             raise self.fail("an array without its bytes")
         start = self.pos + 1 + ARGUMENT_SIZES[op]

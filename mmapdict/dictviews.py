@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 _missing: Any = object()
+_second = itemgetter(1)
 
 
 class Keys(KeysView[Any]):
@@ -20,10 +22,10 @@ class Values(ValuesView[Any]):
     _mapping: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping.each(self._mapping.snapshot()))
+        return map(_second, self._mapping._each())
 
     def __reversed__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping.each(reversed(self._mapping.snapshot())))
+        return map(_second, self._mapping._each(backwards=True))
 
     def __contains__(self, value: object) -> bool:
         return any(equal(value, mine) for mine in self)
@@ -33,10 +35,12 @@ class Items(ItemsView[Any, Any]):
     _mapping: Any
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return iter(self._mapping.each(self._mapping.snapshot()))
+        items: Iterator[tuple[Any, Any]] = self._mapping._each()
+        return items
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return iter(self._mapping.each(reversed(self._mapping.snapshot())))
+        items: Iterator[tuple[Any, Any]] = self._mapping._each(backwards=True)
+        return items
 
     def __contains__(self, item: object) -> bool:
         if not isinstance(item, tuple) or len(item) != 2:

@@ -247,7 +247,7 @@ class Index:
         if old is not None and type(key) is not str:
             # As in a dict, the first of several equal keys (1, 1.0, True) stays.
             _, kept, _, _, _ = self.read_head(old)
-            if repr(kept) != repr(key):
+            if key_parts(kept) != parts:
                 key, parts = kept, key_parts(kept)
         memo = file.cells[_MEMO]
         entry = fmt.join_parts(parts, value.parts)

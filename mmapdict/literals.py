@@ -125,9 +125,9 @@ def decode_literal(buf: Buffer, pos: int, end: int, depth: int = 0) -> tuple[Any
     if op == MARK:
         items, pos = _decode_items(buf, pos, end, TUPLE, depth)
         return tuple(items), pos
-    if op == EMPTY_LIST and buf[pos] == MARK:
+    if op == EMPTY_LIST and pos < end and buf[pos] == MARK:
         return _decode_items(buf, pos + 1, end, APPENDS, depth)
-    if op == EMPTY_DICT and buf[pos] == MARK:
+    if op == EMPTY_DICT and pos < end and buf[pos] == MARK:
         items, pos = _decode_items(buf, pos + 1, end, SETITEMS, depth)
         try:
             return dict(zip(items[::2], items[1::2], strict=True)), pos
@@ -148,7 +148,7 @@ def _decode_items(buf: Buffer, pos: int, end: int, closing: int, depth: int) -> 
 
 def skip_filler(buf: Buffer, pos: int, end: int) -> int:
     """Return the position behind the fillers (a bytes object and POP) that start at `pos`, if any."""
-    while pos < end:
+    while pos + 1 < end:
         op = buf[pos]
         if op == SHORT_BINBYTES:
             after = pos + 2 + buf[pos + 1]
@@ -215,7 +215,7 @@ def _key_pieces(key: Any) -> Iterable[Union[bytes, Payload]]:
         yield ops
 
 
-def plain_key(key: Any) -> Any:
+def plain_key(key: Any, depth: int = 0) -> Any:
     """Return the key as it is stored: numpy scalars become the Python value that they equal.
 
     Raises
@@ -227,12 +227,11 @@ def plain_key(key: Any) -> Any:
     if t is str or t is int:
         return key
     if t is tuple:
-        plain = tuple(map(plain_key, key)) if any(type(k) is tuple or isinstance(k, np.generic) for k in key) else key
-        check_key(plain)
-        return plain
-    if isinstance(key, np.generic) and not isinstance(key, (np.void, np.datetime64, np.timedelta64)):
+        if depth <= KEY_DEPTH and any(type(k) is tuple or isinstance(k, np.generic) for k in key):
+            key = tuple(plain_key(k, depth + 1) for k in key)
+    elif isinstance(key, np.generic) and not isinstance(key, (np.void, np.datetime64, np.timedelta64)):
         item = key.item()
         if item == key:
             key = item
-    check_key(key)
+    check_key(key, depth)
     return key

@@ -5,11 +5,13 @@ of what is needed to hand an array out again.
 """
 from __future__ import annotations
 
+import errno
+import operator
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Optional, Union
@@ -35,6 +37,10 @@ _STATE = fmt.STATE_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
 _new = np.ndarray.__new__
 _missing: Any = object()
+_gone: Any = object()
+
+# A value of `_seen`, which is else a commit or -1: an operation was broken off, and the index may be half true.
+DOUBT = -2
 
 _handles: dict[int, weakref.ref[MmapDict]] = {}
 
@@ -162,11 +168,11 @@ class MmapDict(MutableMapping[Any, Any]):
         self._mode = mode
         self._writable = mode != "r"
         self._mutex = threading.RLock()
-        self._depth = 0
+        self._busy = False          # inside an operation that changes the file
         self._closed = False
         self._forked = False
         self._attach(open_file(self._path, mode))
-        self._waited = self._cells[_COMMIT]
+        self._waited = self._moment()
         self._unclosed = weakref.finalize(self, _warn_unclosed, self._path)
         self._unclosed.atexit = False           # the end of the interpreter is no reason for a warning
         _handles[id(self)] = weakref.ref(self)
@@ -178,8 +184,9 @@ class MmapDict(MutableMapping[Any, Any]):
             index = Index(file)
             seen = file.cells[_COMMIT]
             index.walk()
-        except BaseException:
+        except BaseException as exc:
             file.close()
+            store.forget_frames(exc)            # else the error would hold the map, and with it a descriptor
             raise
         self._file = file
         self._index = index
@@ -195,13 +202,11 @@ class MmapDict(MutableMapping[Any, Any]):
     def _refresh(self) -> Index:
         """Take note of what others changed; return the index. The caller holds the mutex."""
         commit = self._cells[_COMMIT]               # raises when closed
-        if self._forked:
-            self._reopen()
-        elif commit != self._seen or commit & 1:
+        if commit != self._seen or commit & 1:
+            if self._seen == DOUBT:
+                self._ask_anew()
             state = self._cells[_STATE]
-            if state != fmt.NORMAL and not self._file.check_path():
-                self._follow()
-            else:
+            if state == fmt.NORMAL or self._file.check_path() or not self._follow():
                 self._index.walk()
                 # I5: odd means that a writer is inside, or died there: look again at the next access. So does
                 # any mark (I13): who set it may die before it moves the counter again.
@@ -211,6 +216,12 @@ class MmapDict(MutableMapping[Any, Any]):
             self._arrays.clear()
         return self._index
 
+    def _ask_anew(self) -> None:
+        """Forget what this handle knows of the keys; the next walk finds it again."""
+        self._index = Index(self._file)
+        self._arrays.clear()
+        self._seen = -1
+
     def _follow(self) -> bool:
         """Go on with the file that is at the path now; False: there is none, and the old one is kept."""
         try:
@@ -219,20 +230,21 @@ class MmapDict(MutableMapping[Any, Any]):
             return False
         old = self._file
         self._attach(file)
+        self._forked = False
         old.close()
         return True
 
-    def _reopen(self) -> None:
-        """In a forked child: descriptors, and with them the lock, are shared with the parent; get own ones."""
-        if not self._follow():
-            raise BusyError(2, "the file is gone, and a forked process cannot open it anew", self._path)
-        self._forked = False
-
     def _after_fork(self) -> None:
-        # Another thread of the parent may have held the mutex, or been inside an operation.
+        # Another thread of the parent may have held the mutex, or been inside an operation. Descriptors, and with
+        # them the lock, are shared with the parent: good enough to read, but to write the child needs its own.
         self._mutex = threading.RLock()
-        self._depth = 0
-        self._forked = True
+        self._busy = False
+        self._seen = DOUBT
+        self._forked = self._writable
+
+    def _moment(self) -> tuple[bytes, int]:
+        """Return what tells one state of the file from any other: which file it is, and its commit."""
+        return self._file.file_id, self._file.cells[_COMMIT]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -242,12 +254,18 @@ class MmapDict(MutableMapping[Any, Any]):
             return _new(memmap, *known[1])
         return self._get(key)
 
-    def _get(self, key: Any) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return ``self[key]``, or `default` if there is no such key."""
+        return self._get(key, default)      # a KeyError that loading the value raises comes through
+
+    def _get(self, key: Any, default: Any = _missing) -> Any:
         with self._mutex:
             index = self._refresh()
             offset = index.find(key)
             if offset is None:
-                raise KeyError(key)
+                if default is _missing:
+                    raise KeyError(key)
+                return default
             known = self._arrays.get(key)
             if known is not None and known[2] == offset:
                 known[0] = self._seen
@@ -290,26 +308,32 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             return self._refresh().count()
 
-    def snapshot(self) -> list[tuple[Any, int]]:
-        with self._mutex:
-            return self._refresh().snapshot()
-
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the keys as they are now: changing the mapping meanwhile does no harm."""
-        return iter([key for key, _ in self.snapshot()])
+        return iter([key for key, _ in self._snapshot()[1]])
 
     def __reversed__(self) -> Iterator[Any]:
-        return iter([key for key, _ in reversed(self.snapshot())])
+        return iter([key for key, _ in reversed(self._snapshot()[1])])
 
-    def each(self, snapshot: Iterable[tuple[Any, int]]) -> Iterator[tuple[Any, Any]]:
-        """Yield items of a snapshot; values that were replaced or deleted since are still in the file."""
-        file = self._file
+    def _snapshot(self) -> tuple[store.File, list[tuple[Any, int]]]:
+        """Return all keys and the offsets of their records, in order, and the file that these belong to."""
+        with self._mutex:
+            snapshot = self._refresh().snapshot()
+            return self._file, snapshot
+
+    def _each(self, backwards: bool = False) -> Iterator[tuple[Any, Any]]:
+        """Return an iterator over the items as they are at this moment (not at its first step)."""
+        file, snapshot = self._snapshot()
+        return self._values_of(file, snapshot[::-1] if backwards else snapshot)
+
+    def _values_of(self, file: store.File, snapshot: list[tuple[Any, int]]) -> Iterator[tuple[Any, Any]]:
+        # Values that were replaced or deleted since are still in the file.
         for key, offset in snapshot:
             with self._mutex:
                 self._cells[_COMMIT]                # raises when closed
                 if self._file is not file:          # the file was replaced as a whole
-                    value = self.get(key, _missing)
-                    if value is _missing:
+                    value = self._get(key, _gone)
+                    if value is _gone:
                         continue
                 else:
                     value = self._load(offset)
@@ -317,14 +341,17 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def keys(self) -> KeysView[Any]:
         """Return a live view of the keys, in the order of the file."""
+        self._cells[_COMMIT]                        # raises when closed
         return Keys(self)
 
     def values(self) -> ValuesView[Any]:
         """Return a live view of the values, in the order of the file. Arrays are mapped, not loaded."""
+        self._cells[_COMMIT]                        # raises when closed
         return Values(self)
 
     def items(self) -> ItemsView[Any, Any]:
         """Return a live view of the items, in the order of the file."""
+        self._cells[_COMMIT]                        # raises when closed
         return Items(self)
 
     def copy(self) -> dict[Any, Any]:
@@ -374,7 +401,8 @@ class MmapDict(MutableMapping[Any, Any]):
         dict
             ``path``, ``mode``; format ``version``; number of ``keys``; ``commit``; ``size`` of the file in
             bytes; ``used`` bytes, up to the STOP; of these ``live_bytes`` in the records of items and
-            ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops; next ``memo`` index; ``file_id`` as hexadecimal digits.
+            ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops; next ``memo``
+            index; ``file_id`` as hexadecimal digits.
         """
         with self._mutex:
             index = self._refresh()
@@ -390,7 +418,7 @@ class MmapDict(MutableMapping[Any, Any]):
         if not isinstance(other, Mapping):
             return NotImplemented
         mine = self.copy()
-        return equal(mine, other)
+        return other is self or equal(mine, other)
 
     def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
         if not isinstance(other, Mapping):
@@ -424,61 +452,47 @@ class MmapDict(MutableMapping[Any, Any]):
             raise ReadOnlyError(f'{self._path} was opened with mode "r" (at commit {commit >> 1}); open it with '
                                 '"r+" or "a" to change it')
 
-    def _begin(self) -> Index:
-        """Take the mutex and the writers' lock and come up to date; `_end` or `_abandon` must follow."""
+    def _change(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Return ``operation(index, *args)``, called under the mutex and the writers' lock.
+
+        No code of the user's may run inside: it could wait for another who waits for the lock.
+
+        An exception can come between any two steps, Ctrl-C for instance. Then what this handle knows is in doubt,
+        and if it came inside a sequence of stores, the counter is odd, and the next writer mends the file (I9).
+        Mutex and lock are given back by functions written in C: such an exception cannot come before they ran.
+        """
         if not self._writable or self._closed:
             self._need_writable()
-        self._mutex.acquire()
-        try:
-            if not self._depth:
-                if self._forked:
-                    self._reopen()
+        with self._mutex:
+            if self._busy:
+                raise BusyError(errno.EDEADLK, "a signal handler or finalizer that came in the middle of a change "
+                                "cannot make another; let it set a flag", self._path)
+            if self._forked and not self._follow():
+                raise BusyError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew", self._path)
+            try:
+                self._busy = True
                 while not self._file.lock():
                     self._file.unlock()
                     if not self._follow():
-                        raise BusyError(2, "the file was deleted or moved away under this handle", self._path)
-                cells = self._cells
+                        raise BusyError(errno.ENOENT, "the file was deleted or moved away under this handle",
+                                        self._path)
+                cells = self._file.cells
                 if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
-                    self._come_up_to_date()
-            self._depth += 1
-        except BaseException:
-            self._mutex.release()
-            raise
-        return self._index
-
-    def _come_up_to_date(self) -> None:
-        """Under a fresh lock, see what others did."""
-        try:
-            self._index.begin()
-            self._fresh = False
-            self._seen = self._cells[_COMMIT]
-        except BaseException:
-            self._file.unlock()
-            raise
-
-    def _end(self) -> None:
-        self._depth -= 1
-        try:
-            if self._depth == 0:
-                self._seen = self._cells[_COMMIT]
+                    if self._seen == DOUBT:
+                        self._ask_anew()
+                    self._index.begin()
+                    self._fresh = False
+                result = operation(self._index, *args)
+                self._seen = cells[_COMMIT]
+                return result
+            except BaseException:
+                self._seen = DOUBT
+                raise
+            finally:
+                self._busy = False
                 self._file.unlock()
-        finally:
-            self._mutex.release()
-
-    def _abandon(self) -> None:
-        """After an exception: what this handle knows may be half true; ask the file anew.
-
-        If it happened inside a sequence of stores, the counter is odd, and the next writer mends the file (I9).
-        """
-        self._depth -= 1
-        try:
-            self._index = Index(self._file)
-            self._arrays.clear()
-            self._seen = -1
-            if self._depth == 0:
-                self._file.unlock()
-        finally:
-            self._mutex.release()
+                if self._closed:
+                    self._shut()                    # a signal handler called `close`
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not self._writable:
@@ -488,28 +502,19 @@ class MmapDict(MutableMapping[Any, Any]):
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
-        encoded = values.encode(value, memo)
-        index = self._begin()
-        try:
-            index.put(key, parts, encoded)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
+        self._change(Index.put, key, parts, values.encode(value, memo))
 
     def __delitem__(self, key: Any) -> None:
-        index = self._begin()
-        try:
-            offset = index.find(key)
-            if offset is not None:
-                index.remove(key, offset)
-                self._arrays.pop(key, None)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
-        if offset is None:
+        self._need_writable()
+        hash(key)                                   # as a dict: TypeError, and nothing is touched
+        if not self._change(_remove, key):
             raise KeyError(key)
+        self._arrays.pop(key, None)
+
+    def update(self, other: Any = (), /, **kwargs: Any) -> None:
+        """Set items from a mapping or pairs, then from keyword arguments, one after the other."""
+        self._need_writable()
+        super().update(() if other is self else other, **kwargs)
 
     def create(self, key: Any, shape: Union[int, Iterable[int]], dtype: Any = float, *, order: Order = "C",
                mask: bool = False, sparse: bool = False) -> Any:
@@ -562,18 +567,10 @@ class MmapDict(MutableMapping[Any, Any]):
         if order not in ("C", "F"):
             raise ValueError(f'order {order!r}: expected "C" or "F"')
         encoded = values.encode_hole(sizes, np.dtype(dtype), order, mask)
-        index = self._begin()
-        try:
-            exists = index.find(key) is not None
-            if not exists:
-                offset = index.put(key, parts, encoded, sparse)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
-        if exists:
-            raise ValueError(f"the key {key!r} exists; delete it first, or assign to it to replace it")
-        with self._mutex:
+        with self._mutex:                           # until it is loaded, no other file can take this one's place
+            _, offset = self._change(_put_new, key, parts, encoded, sparse)
+            if offset is None:
+                raise ValueError(f"the key {key!r} exists; delete it first, or assign to it to replace it")
             hole = self._load(offset)
             entry = self._entry(key, offset)
             self._file.advise_fill(entry.record, entry.record + entry.record_nbytes)
@@ -581,64 +578,54 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return ``self[key]``, after setting it to `default` if it was missing, in one step."""
-        index = self._begin()
-        try:
-            if index.find(key) is None:
-                self[key] = default
-            value = self._get(key)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
-        return value
+        self._need_writable()
+        hash(key)                                   # as a dict: TypeError, and nothing is touched
+        with self._mutex:
+            offset = self._change(Index.find, key)
+            if offset is not None:
+                return self._load(offset)
+        key = plain_key(key)
+        parts = key_parts(key)
+        encoded = values.encode(default, fmt.MEMO_START)
+        with self._mutex:
+            old, new = self._change(_put_new, key, parts, encoded)
+            return self._load(old if new is None else new)
 
     def pop(self, key: Any, default: Any = _missing) -> Any:
         """Remove a key and return its value; an array stays valid. Missing: `default`, or KeyError."""
-        index = self._begin()
-        value = default
-        try:
-            offset = index.find(key)
-            if offset is not None:
+        self._need_writable()
+        hash(key)                                   # as a dict: TypeError, and nothing is touched
+        with self._mutex:
+            while True:
+                offset = self._change(Index.find, key)
+                if offset is None:
+                    break
                 value = self._load(offset)
-                index.remove(key, offset)
-                self._arrays.pop(key, None)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
-        if value is _missing:
+                if self._change(_remove, key, self._file, offset):
+                    self._arrays.pop(key, None)
+                    return value
+        if default is _missing:
             raise KeyError(key)
-        return value
+        return default
 
     def popitem(self) -> tuple[Any, Any]:
         """Remove the last item, in the order of the file, and return it; KeyError if there is none."""
-        index = self._begin()
-        item: Any = None
-        try:
-            snapshot = index.snapshot()
-            if snapshot:
+        self._need_writable()
+        with self._mutex:
+            while True:
+                snapshot = self._change(Index.snapshot)
+                if not snapshot:
+                    raise KeyError("popitem(): the mapping is empty")
                 key, offset = snapshot[-1]
-                item = key, self._load(offset)
-                index.remove(key, offset)
-                self._arrays.pop(key, None)
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
-        if item is None:
-            raise KeyError("popitem(): the mapping is empty")
-        return item     # type: ignore[no-any-return]
+                value = self._load(offset)
+                if self._change(_remove, key, self._file, offset, True):
+                    self._arrays.pop(key, None)
+                    return key, value
 
     def clear(self) -> None:
         """Remove all items, in one step. Arrays that were handed out stay valid."""
-        index = self._begin()
-        try:
-            index.clear()
-            self._arrays.clear()
-        except BaseException:
-            self._abandon()
-            raise
-        self._end()
+        self._change(Index.clear)
+        self._arrays.clear()
 
     # -- following others ---------------------------------------------------------------------------------------
 
@@ -666,38 +653,35 @@ class MmapDict(MutableMapping[Any, Any]):
         Looks at one mapped number, every 0.1 ms at first and every 1 ms after a while. Takes no lock. Changes
         by this handle count too.
         """
+        moment = self._wait(self._waited, timeout)
+        if moment is None:
+            return False
+        self._waited = moment
+        return True
+
+    def _wait(self, known: tuple[bytes, int], timeout: Optional[float]) -> Optional[tuple[bytes, int]]:
+        """Wait until the file is at another moment than the `known` one; return it, or None: the time is over."""
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
         check_path = now + PATH_CHECK_S
         for delay in store.poll_delays():
             commit = self._cells[_COMMIT]
-            if commit != self._waited or commit & 1:
+            if commit != known[1] or commit & 1 or self._file.file_id != known[0]:
                 with self._mutex:
-                    self._refresh()                 # it may lead to another file, with its own counter
-                    commit = self._cells[_COMMIT]
-                if commit != self._waited:
-                    self._waited = commit
-                    return True
+                    self._refresh()                 # it may lead to another file
+                    moment = self._moment()
+                if moment != known:
+                    return moment
             now = time.monotonic()
             if now >= check_path:
                 check_path = now + PATH_CHECK_S
-                if not self._file.check_path() and self._replaced():
-                    return True
+                with self._mutex, suppress(FormatError):    # if it is not one of ours: keep the old one
+                    if not self._file.check_path() and self._follow():
+                        continue
             if deadline is not None and now >= deadline:
-                return False
+                return None
             time.sleep(delay if deadline is None else max(0.0, min(delay, deadline - now)))
         raise AssertionError("unreachable: the delays never end")
-
-    def _replaced(self) -> bool:
-        """Go on with the file that took this one's place, if one did; say whether."""
-        with self._mutex:
-            try:
-                followed = self._follow()
-            except FormatError:
-                return False                        # not one of ours: keep the old one
-            if followed:
-                self._waited = self._cells[_COMMIT]
-            return followed
 
     def watch(self, timeout: Optional[float] = None) -> Iterator[Change]:
         """Yield what changes, as it changes.
@@ -717,14 +701,19 @@ class MmapDict(MutableMapping[Any, Any]):
         -----
         Costs O(keys) at each change.
         """
-        file, before = self._file, dict(self.snapshot())
-        while self.wait(timeout):
-            after = dict(self.snapshot())
-            same = self._file is file
+        with self._mutex:
+            file, snapshot = self._snapshot()
+            before, moment = dict(snapshot), self._moment()
+        while True:
+            next_moment = self._wait(moment, timeout)
+            if next_moment is None:
+                return
+            now, snapshot = self._snapshot()
+            after, moment = dict(snapshot), next_moment
             change = Change([k for k in after if k not in before],
-                            [k for k in after if k in before and not (same and after[k] == before[k])],
+                            [k for k in after if k in before and (now is not file or after[k] != before[k])],
                             [k for k in before if k not in after])
-            file, before = self._file, after
+            file, before = now, after
             if any(change):
                 yield change
 
@@ -765,13 +754,19 @@ class MmapDict(MutableMapping[Any, Any]):
             self._unclosed.detach()
             self._cells = _Closed(self._path)
             self._arrays = {}
-            try:
-                if self._writable and not self._forked:
-                    with suppress(CorruptError):
-                        self._index.walk()
-                    self._file.trim(self._index.end)
-            finally:
-                self._file.close()
+            if not self._busy:                      # else the change that goes on at this moment will do it
+                self._shut()
+
+    def _shut(self) -> None:
+        try:
+            if self._writable and not self._forked:
+                if self._seen == DOUBT:
+                    self._ask_anew()
+                with suppress(CorruptError):
+                    self._index.walk()
+                self._file.trim(self._index.end)
+        finally:
+            self._file.close()
 
     @property
     def closed(self) -> bool:
@@ -798,7 +793,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __reduce__(self) -> Any:
         """Pickle and copy by reference: the copy opens the path anew."""
-        return MmapDict, (self._path, "r+" if self._writable else "r")
+        return type(self), (self._path, "r+" if self._writable else "r")
 
 
 def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
@@ -817,15 +812,32 @@ def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
 
 def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     """Return a shape as a tuple of Python ints."""
-    try:
-        sizes: tuple[int, ...] = (int(shape.__index__()),)      # type: ignore[union-attr]
-    except AttributeError:
-        sizes = tuple(int(n.__index__()) for n in shape)    # type: ignore[union-attr]
+    if hasattr(shape, "__index__"):
+        sizes: tuple[int, ...] = (operator.index(shape),)     # type: ignore[arg-type]
+    else:
+        sizes = tuple(map(operator.index, shape))
     if any(n < 0 for n in sizes):
         raise ValueError(f"negative sizes in the shape {sizes}")
     if len(sizes) > 64:
         raise ValueError(f"{len(sizes)} dimensions; numpy has at most 64 (32 before numpy 2)")
     return sizes
+
+
+def _put_new(index: Index, key: Any, *args: Any) -> tuple[Optional[int], Optional[int]]:
+    """Put an entry if there is none. Return the offset of the one that was there, and of the new one."""
+    old = index.find(key)
+    return old, index.put(key, *args) if old is None else None
+
+
+def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected: int = 0, last: bool = False) -> bool:
+    """Remove a key; with `file`, if its record is the expected one of that file (and the last); say whether."""
+    if file is not None and index.file is not file:
+        return False
+    offset = index.find(key)
+    if offset is None or file is not None and offset != expected or last and index.snapshot()[-1][1] != offset:
+        return False
+    index.remove(key, offset)
+    return True
 
 
 def _summary(entry: Entry) -> str:

@@ -11,16 +11,18 @@ import pickle
 import pickletools
 import re
 import sys
+from collections.abc import Iterator
+from operator import methodcaller
 from typing import Any, Union
 
 import numpy as np
 
 from . import format as fmt
-from .arrays import array_order, dtype_spec, encode_dtype
+from .arrays import array_order, exact_spec, same_dtype, structure_spec
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import encode_literal
-from .views import Root, memmap
+from .views import PLAIN_ARRAYS, Root
 
 
 # Scalars that their type makes again from the Python value that they equal.
@@ -28,54 +30,106 @@ _EXACT_SCALARS = frozenset((np.bool_, np.str_, np.bytes_, np.float16, np.float32
                             np.complex128, *(np.dtype(code).type for code in "bBhHiIlLqQ")))
 
 
+# Types whose name is not the same in every numpy: 2.0 calls bool_ "bool", 1.23 calls longdouble "float128".
+_LASTING_NAMES = ((np.bool_, "bool_"), (np.longdouble, "longdouble"), (np.clongdouble, "clongdouble"))
+_StringDType: Any = getattr(getattr(np, "dtypes", None), "StringDType", ())         # since numpy 2.0
+
+
 class _Pickler(pickle.Pickler):
-    """Protocol 4, with the same public numpy names whatever numpy runs."""
+    """Protocol 4, with the same public numpy names whatever numpy runs.
+
+    Attributes
+    ----------
+    ufuncs : bool
+        Whether one of numpy's ufuncs was met: pickle looks for the module that offers it, and takes any.
+    """
+
+    ufuncs = False
 
     def reducer_override(self, obj: Any) -> Any:
         """Give numpy's objects reductions that every numpy from 1.23 on loads."""
-        if obj is np.ma.masked:
-            return "masked"
         if isinstance(obj, np.ndarray):
-            return _reduce_array(obj)
+            return "masked" if obj is np.ma.masked else _reduce_array(obj)
         if isinstance(obj, np.generic):
             return _reduce_scalar(obj)
         if isinstance(obj, np.dtype):
             return _reduce_dtype(obj)
-        if obj is np.bool_:
-            return "bool_"           # numpy 2 calls it "bool", which numpy 1.24 does not have
+        if isinstance(obj, np.ufunc):
+            self.ufuncs = True
+        for lasting, name in _LASTING_NAMES:
+            if obj is lasting:
+                return name
         return NotImplemented
 
 
 def _reduce_dtype(dtype: np.dtype[Any]) -> Any:
-    if encode_dtype(dtype) is not None:
-        return np.dtype, (dtype_spec(dtype),)
+    spec = exact_spec(dtype)
+    if spec is not None:
+        return np.dtype, (spec,)
+    if isinstance(dtype, _StringDType):
+        options = {name: getattr(dtype, name) for name in ("coerce", "na_object") if hasattr(dtype, name)}
+        return copyreg.__newobj_ex__, (type(dtype), (), options)         # type: ignore[attr-defined]
+    for spec in _type_specs(dtype):
+        # dtype, align, copy, metadata
+        arguments = (spec, False, True, dict(dtype.metadata)) if dtype.metadata else (spec,)
+        try:
+            made = np.dtype(*arguments)
+        except (TypeError, ValueError):
+            continue
+        if same_dtype(made, dtype):
+            return np.dtype, arguments
     return NotImplemented            # numpy's own: numpy.dtype, and names of the types it is made of
 
 
-def _reduce_scalar(x: np.generic) -> Any:
+def _type_specs(dtype: np.dtype[Any]) -> Iterator[Any]:
+    """Yield descriptions that may make `dtype`, but for its metadata, and that hold types besides plain objects."""
+    if dtype.subdtype is not None:
+        yield _field_spec(dtype.base), tuple(map(int, dtype.shape))
+    elif dtype.names is None:
+        yield from (dtype.str, dtype.type, (dtype.type, dtype.str))
+    else:
+        spec = structure_spec(dtype, _field_spec)
+        yield spec if dtype.type is np.void else (dtype.type, spec)      # numpy.record
+
+
+def _field_spec(dtype: np.dtype[Any]) -> Any:
+    spec = exact_spec(dtype)
+    return dtype if spec is None else spec
+
+
+def _reduce_scalar(x: Any) -> Any:
     t: Any = type(x)
-    if t.__module__ != "numpy":
-        return NotImplemented
+    if t.__reduce__ is not np.generic.__reduce__ or t.__reduce_ex__ is not object.__reduce_ex__:
+        return NotImplemented        # it has its own way
     if t in _EXACT_SCALARS:
-        return t, (x.item(),)
+        item: Any = x.item()
+        if t is np.str_ or t is np.bytes_:
+            item = str.__str__(x) if t is np.str_ else bytes.__getitem__(x, slice(None))    # keeps zeros at the end
+        if item == item:             # else there may be more in a NaN than its type takes from a float
+            return t, (item,)
+    base = x.dtype.type
+    array = np.array([x], x.dtype)
+    if t is not base and t.__module__ != "numpy":
+        # A subclass: ndarray knows nothing of it. Made as pickle makes subclasses of plain types.
+        return copyreg._reconstructor, (t, base, array[0])               # type: ignore[attr-defined]
     # long doubles, dates, records: the element of an array, which numpy.take hands out as a scalar
-    return np.take, (np.array([x], x.dtype), 0)
+    return np.take, (array, 0)
 
 
 def _reduce_array(a: np.ndarray[Any, Any]) -> Any:
     t: Any = type(a)
-    if t is memmap or t is np.memmap or t is Root:
+    if t in PLAIN_ARRAYS or t is Root:
         a, t = a.view(np.ndarray), np.ndarray
-    if t is np.ma.MaskedArray and a._baseclass is np.ndarray:            # type: ignore[attr-defined]
+    if t is np.ma.MaskedArray and a._baseclass in PLAIN_ARRAYS:          # type: ignore[attr-defined]
         x: Any = a
         # nomask is the one numpy.bool_(False) there is, and comes back as that.
-        return np.ma.MaskedArray, (x._data, x._mask, None, False, True, 0, x._fill_value, True, x._hardmask)
-    if t is np.ndarray:
-        ops = encode_dtype(a.dtype)
-        if ops is not None and ops.foreign:
-            # __setstate__ would turn the byte order into the native one.
-            raw = np.frombuffer(a.tobytes("A"), np.uint8)
-            return np.ndarray, (a.shape, a.dtype, raw, 0, None, array_order(a))
+        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, x._fill_value, True, x._hardmask)
+    if a.dtype.byteorder not in "=|" and not a.dtype.isnative and (t is np.ndarray or _is_plain(t)):
+        # __setstate__ would turn the byte order into the native one.
+        if t is not np.ndarray:
+            return methodcaller("view", t), (a.view(np.ndarray),)
+        raw = np.frombuffer(a.tobytes("A"), np.uint8)
+        return np.ndarray, (a.shape, a.dtype, raw, 0, None, array_order(a))
     reduced = a.__reduce_ex__(4)
     function = reduced[0]
     if getattr(function, "__name__", "") != "_reconstruct" or "numpy" not in function.__module__:
@@ -84,6 +138,12 @@ def _reduce_array(a: np.ndarray[Any, Any]) -> Any:
         return copyreg.__newobj__, (np.ndarray, (0,)), reduced[2]        # type: ignore[attr-defined]
     # What numpy's private function does is ndarray.__new__(subclass, (0,)); so does this old function of pickle's.
     return copyreg._reconstructor, (t, np.ndarray, (0,)), reduced[2]     # type: ignore[attr-defined]
+
+
+def _is_plain(t: Any) -> bool:
+    """Whether instances of `t`, a subclass of ndarray, are pickled by ndarray's own methods."""
+    own = ("__reduce__", "__reduce_ex__", "__setstate__")
+    return all(getattr(t, name) is getattr(np.ndarray, name) for name in own)
 
 
 # Length of the argument of each opcode; negative: minus the number of bytes that count what follows them.
@@ -106,11 +166,12 @@ _PRIVATE = re.compile(rb"numpy\.")
 def encode_pickled(value: Any, base: int) -> tuple[list[Union[bytes, Payload]], int]:
     """Return the opcodes that push `value`, and how many memo indices from `base` on they use."""
     out = io.BytesIO()
-    _Pickler(out, 4).dump(value)
-    return rewrite(out.getvalue(), base)
+    pickler = _Pickler(out, 4)
+    pickler.dump(value)
+    return rewrite(out.getvalue(), base, pickler.ufuncs)
 
 
-def rewrite(stream: Buffer, base: int) -> tuple[list[Union[bytes, Payload]], int]:
+def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[bytes, Payload]], int]:
     """Make the opcodes of a whole pickle fit to stand inside another.
 
     PROTO, FRAME and STOP go; so do the memo entries that nothing fetches; the others are renumbered from
@@ -122,6 +183,8 @@ def rewrite(stream: Buffer, base: int) -> tuple[list[Union[bytes, Payload]], int
         A pickle made by `pickle.Pickler` at protocol 4.
     base : int
         The first memo index to use.
+    spell : bool
+        Whether to look at every global, even if none seems to be of a private module.
 
     Returns
     -------
@@ -131,7 +194,7 @@ def rewrite(stream: Buffer, base: int) -> tuple[list[Union[bytes, Payload]], int
         How many memo indices are used.
     """
     data = memoryview(stream)
-    edits, spelled = _spell_globals(data) if _PRIVATE.search(data) else ([], {})
+    edits, spelled = _spell_globals(data) if spell or _PRIVATE.search(data) else ([], {})
     events = list(_interesting(data, edits))
     used = {index for _, _, op, index in events if op == fmt.BINGET or op == fmt.LONG_BINGET} - spelled.keys()
     renumbered = {old: base + new for new, old in enumerate(sorted(used))}
@@ -224,45 +287,71 @@ def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict
     """
     edits: list[tuple[int, int, bytes]] = []
     spelled: dict[int, str] = {}
-    texts: dict[int, str] = {}
-    pushed: list[tuple[int, str, list[int]]] = []       # the last texts: start, text, memo indices made
-    memo = 0
-    for op, argument, at in pickletools.genops(io.BytesIO(data)):
-        start = at or 0
-        if op.name in ("SHORT_BINUNICODE", "BINUNICODE"):
-            pushed = [*pushed[-1:], (start, str(argument), [])]
-        elif op.name in ("BINGET", "LONG_BINGET") and argument in texts:
-            pushed = [*pushed[-1:], (start, texts[argument], [])]
-        elif op.name == "MEMOIZE":
+    texts: dict[int, slice] = {}                        # memo index -> where its text stands
+    pushed: list[tuple[int, slice, list[int]]] = []     # the last texts: start, where, memo indices made
+
+    def text(where: slice) -> str:
+        return bytes(data[where]).decode("utf-8", "surrogatepass")
+
+    at, n, memo = 0, len(data), 0
+    while at < n:
+        run = _PLAIN_RUN.match(data, at)
+        if run:
+            pushed = []
+            at = run.end()
+            if at >= n:
+                break
+        start, op = at, data[at]
+        width = _ARGUMENT[op]
+        at += 1 + abs(width)
+        if -9 < width < 0:
+            at += int.from_bytes(data[start + 1:at], "little")
+        if op == fmt.SHORT_BINUNICODE or op == fmt.BINUNICODE:
+            pushed = [*pushed[-1:], (start, slice(start + 1 - width, at), [])]
+        elif op == fmt.MEMOIZE:
             if pushed:
                 texts[memo] = pushed[-1][1]
                 pushed[-1][2].append(memo)
             memo += 1
-        elif op.name == "STACK_GLOBAL" and len(pushed) == 2:
-            (first, module, made), (_, name, made_too) = pushed
+        elif op == fmt.STACK_GLOBAL and len(pushed) == 2:
+            (first, where, made), (_, where_too, made_too) = pushed
+            module, name = text(where), text(where_too)
             ops = encode_literal(_public_module(module, name)) + encode_literal(name)
-            edits.append((first, start + 1, ops + bytes((fmt.STACK_GLOBAL,))))
-            spelled.update((i, texts[i]) for i in (*made, *made_too))
+            edits.append((first, at, ops + bytes((fmt.STACK_GLOBAL,))))
+            spelled.update((i, text(texts[i])) for i in (*made, *made_too))
             pushed = []
-        elif op.name not in ("PROTO", "FRAME"):
+        elif op == fmt.BINGET or op == fmt.LONG_BINGET:
+            index = int.from_bytes(data[start + 1:at], "little")
+            pushed = [*pushed[-1:], (start, texts[index], [])] if index in texts else []
+        elif op != fmt.PROTO and op != fmt.FRAME:
             pushed = []
     return edits, spelled
 
 
 def _public_module(module: str, qualname: str) -> str:
-    """Return the public module of numpy that offers the object `qualname` of a private module, if one does."""
-    if not module.startswith("numpy.") or module in ("numpy.ma", "numpy.random"):
+    """Return the public module of numpy that offers what `module` calls `qualname`, if one does, else `module`."""
+    found = _attribute(module, qualname)
+    if found is None or qualname.startswith("_"):
         return module
-    found: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    for public in ("numpy", "numpy.ma"):
-        candidate: Any = sys.modules.get(public)
-        for name in qualname.split("."):
-            candidate = getattr(candidate, name, None)
-        if candidate is not None and candidate is found:
+    if not module.startswith("numpy.") and not isinstance(found, np.ufunc):
+        return module
+    parts = module.split(".")
+    public = "numpy"
+    for part in (*parts[1:], ""):
+        if _attribute(public, qualname) is found:
             return public
+        if not part or part.startswith("_") or part == "core":
+            break
+        public = f"{public}.{part}"
     return module
+
+
+def _attribute(module: str, qualname: str) -> Any:
+    first, *rest = qualname.split(".")
+    found: Any = getattr(sys.modules.get(module), "__dict__", {}).get(first)       # asks no ``__getattr__`` that warns
+    for name in rest:
+        found = getattr(found, name, None)
+    return found
 
 
 def shift_memo(ops: bytes, delta: int) -> bytes:
@@ -270,7 +359,8 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 
     A value is pickled before the lock is taken, and the memo index that it may start at can have moved by then.
     """
-    if delta == 0 or bytes((fmt.LONG_BINPUT,)) not in ops:
+    # A part behind a payload may fetch, and set nothing.
+    if delta == 0 or bytes((fmt.LONG_BINPUT,)) not in ops and bytes((fmt.LONG_BINGET,)) not in ops:
         return ops
     out = bytearray(ops)
     for start, end, op, index in _interesting(memoryview(ops)):
@@ -299,15 +389,15 @@ def decode_pickled(ops: Buffer, memo: int) -> Any:
     Exception
         Whatever the value's own classes raise: one that cannot be imported, AttributeError or ImportError.
     """
-    if memo > SPARSE_MEMO:
-        # An unpickler's memo is an array as long as the highest index: number them from 0 again.
-        ops = bytes(ops)
-        if bytes((fmt.LONG_BINPUT,)) in ops:
-            indices = [index for _, _, op, index in _interesting(memoryview(ops)) if op in _INDEXED]
-            ops = shift_memo(ops, -min(indices)) if indices else ops
     try:
+        if memo > SPARSE_MEMO:
+            # An unpickler's memo is an array as long as the highest index: number them from 0 again.
+            ops = bytes(ops)
+            if bytes((fmt.LONG_BINPUT,)) in ops:
+                indices = [index for _, _, op, index in _interesting(memoryview(ops)) if op in _INDEXED]
+                ops = shift_memo(ops, -min(indices)) if indices else ops
         return pickle.loads(b"".join((b"\x80\x04", ops, b".")))
-    except (pickle.UnpicklingError, EOFError) as exc:
+    except (pickle.PickleError, EOFError, IndexError, OverflowError, UnicodeDecodeError) as exc:
         raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
 
 

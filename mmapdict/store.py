@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import stat
 import struct
 import sys
 import time
+import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Optional, Union
 
@@ -280,12 +282,12 @@ class File:
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         mode = "r+" if self.writable else "r"
         for _ in range(100):
-            size = os.fstat(self.fd).st_size
+            size = os.fstat(self.fd).st_size - start
+            if size <= 0:
+                raise ValueError(f"offset {start} is behind the end of the file")
             try:
-                m = mmap.mmap(self.fd, size - start, access=access, offset=start)
+                m = mmap.mmap(self.fd, size, access=access, offset=start)
             except ValueError:
-                if size - start <= 0:
-                    raise
                 continue            # a writer cut the unused end off in between
             w = Window(start, m, self.path, mode)
             self.windows.append(w)
@@ -467,6 +469,10 @@ class File:
         """
         self.lock_fd = os.open(self.path, os.O_RDWR | O_BINARY)
         self._descriptors.append(self.lock_fd)
+        # Gives the lock back, explicitly: closing would not, while a forked child has the descriptor too. A function
+        # in C: an exception that a signal handler raises can come after it, but not between call and system call.
+        self.unlock: Callable[[], Any] = self._unlock_byte if fcntl is None \
+            else functools.partial(_flock, self.lock_fd, _LOCK_UN)
         status = os.fstat(self.lock_fd)
         if (status.st_dev, status.st_ino) != self.identity:
             raise BusyError(errno.EAGAIN, "the file was replaced while it was being opened", self.path)
@@ -512,12 +518,9 @@ class File:
         self.size = status.st_size
         return (status.st_dev, status.st_ino) == self.identity
 
-    def unlock(self) -> None:
-        """Give the lock back, explicitly: closing would not, while a forked child has the descriptor too."""
-        if fcntl is not None:
-            _flock(self.lock_fd, _LOCK_UN)
-        else:
-            os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
+    def _unlock_byte(self) -> None:
+        os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
+        with suppress(OSError):     # it was not locked
             msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)
 
     def trim(self, stop: int) -> None:
@@ -555,6 +558,13 @@ def sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def forget_frames(error: Optional[BaseException]) -> None:
+    """Make an error, and those that caused it, let go of what the frames of its traceback hold: maps, for instance."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def after_fork_in_child(function: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import Order, encode_array, encode_masked, hole_parts, masked_parts
+from .arrays import Order, encode_array, encode_masked, hole_parts, is_mappable, masked_parts
 from .format import Payload
 from .pickling import encode_pickled
-from .views import memmap
+from .views import PLAIN_ARRAYS
 
 _ndarray = np.ndarray
 ARRAY, MASKED, VALUE = "array", "masked", "value"
@@ -52,11 +52,11 @@ def encode(value: Any, base: int) -> Encoded:
         Whatever pickling `value` raises.
     """
     t = type(value)
-    if t is _ndarray or t is memmap or t is np.memmap:
+    if t in PLAIN_ARRAYS:
         array = encode_array(value if t is _ndarray else np.asarray(value))
         if array is not None:
             return Encoded(array, fmt.ARRAYS, 0, ARRAY)
-    elif t is np.ma.MaskedArray and value._baseclass is np.ndarray:
+    elif t is np.ma.MaskedArray and value._baseclass in PLAIN_ARRAYS:
         masked = encode_masked(value)
         if masked is not None:
             return Encoded(masked, fmt.ARRAYS | fmt.MASKS, 0, MASKED)
@@ -71,12 +71,25 @@ def encode_hole(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order, mask
     ------
     TypeError
         If the dtype holds objects or cannot be told exactly by plain text.
+    ValueError
+        If numpy can have no array of this shape: too many dimensions, or too many bytes.
+
+    Notes
+    -----
+    As in `numpy.zeros`, a sub-array dtype gives further dimensions, and a text without a width has one character.
     """
-    data = hole_parts(shape, dtype, order)
-    if data is None:
+    element = np.empty((), dtype)
+    shape, dtype = shape + element.shape, element.dtype
+    if not is_mappable(dtype):
         why = "it holds Python objects" if dtype.hasobject else "it has metadata or a type of its own"
         raise TypeError(f"an array of dtype {dtype!r} cannot be mapped: {why}")
+    try:
+        # Nobody could load a file with an array that numpy cannot make, so ask it; all strides 0: no memory.
+        np.ndarray(shape, dtype, bytes(dtype.itemsize), 0, (0,) * len(shape))
+    except (ValueError, OverflowError) as exc:
+        raise ValueError(f"an array of shape {shape}, dtype {dtype} cannot be: {exc}") from exc
+    data: Any = hole_parts(shape, dtype, order)
     if not mask:
         return Encoded(data, fmt.ARRAYS, 0, ARRAY)
     masks = hole_parts(shape, np.ma.make_mask_descr(dtype), order)
-    return Encoded(masked_parts(data, masks, b"N", False), fmt.ARRAYS | fmt.MASKS, 0, MASKED)
+    return Encoded(masked_parts(data, masks, [b"N"], False), fmt.ARRAYS | fmt.MASKS, 0, MASKED)

@@ -150,13 +150,16 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
         return self.view(np.ndarray).copy(order)
 
     def __copy__(self) -> Any:
-        return self.view(np.ndarray).copy()
+        return self.view(np.ndarray).copy("K")
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self.view(np.ndarray).copy()
+        return self.view(np.ndarray).copy("K")
 
 
 memmap.__module__ = "mmapdict"
+
+# Types whose instances are nothing but their elements: they are stored, and come back, as arrays.
+PLAIN_ARRAYS = (np.ndarray, memmap, np.memmap)
 
 
 def map_array(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any],

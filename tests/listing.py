@@ -82,6 +82,8 @@ def beside(data):
             check = body + (4 if data[body:body + 2] == b"h\x00" else 2)
             padding = data[check - 1] - 14
             notes.update((check + place, note) for place, note in CHECK_NOTES[:4 if padding else 3])
+        else:
+            notes[body] = "the body, not run"
     opcodes = [at for _, _, at in pickletools.genops(data)]
     rows = []
     for at, end, line in zip(opcodes, [*opcodes[1:], stop + 1], dis(data)):

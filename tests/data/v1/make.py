@@ -176,7 +176,7 @@ def numpy_values(path):
                    "text": numpy.array(["a", "bc"], "<U2"), "bool": numpy.array([True, False])},
         "masked": [numpy.ma.array(array, mask=array > 3)],
         "object": numpy.array([1, "two", None], object),
-        "functions": [numpy.mean, numpy.ndarray, numpy.float64]})
+        "types": [numpy.ndarray, numpy.float64]})
 
 
 def counting(dtype, shape=(3,)):

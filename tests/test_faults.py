@@ -1,0 +1,778 @@
+"""Stores that fail: the error comes through, file and object are as before or after, and work on afterwards."""
+
+import errno
+import gc
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import faults
+import mmapdict
+from mmapdict import birth, store
+from test_crash import ARRAY, MASKED, OPERATIONS, SHARED, content, prepare
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def plain(path):
+    with open(path, "rb") as f:
+        return pickle.load(f)
+
+
+# -- one store fails ----------------------------------------------------------------------------------------------
+
+
+def states_of(name):
+    """The items before an operation, what they can be after it, and it."""
+    items, operation, steps = OPERATIONS[name]
+    model = dict(items)
+    states = [content(model)]
+    for step in steps or [operation]:
+        step(model)
+        states.append(content(model))
+    return items, operation, states
+
+
+def check_consistent(d, states):
+    """The mapping and the file hold the same, which is one of `states`."""
+    found = content(plain(d.path))
+    assert found in states
+    assert content(d) == found
+    assert len(d) == len(found)
+    assert {key: tuple(faults_print) for key, faults_print in content({k: d[k] for k in found}).items()} == found
+    return found
+
+
+def check_fault(path, name, fault, other):
+    """Do an operation while a store fails; return whether the fault came about."""
+    items, operation, states = states_of(name)
+    prepare(path, items)
+    with mmapdict.open(path, "r+") as d:
+        held = d["b"] if isinstance(d.get("b"), np.ndarray) else None
+        other.refresh(path)
+        fault.arm()
+        try:
+            operation(d)
+        except OSError as exc:
+            assert fault.error is OSError and exc.errno == errno.ENOSPC
+        except KeyboardInterrupt:
+            assert fault.error is KeyboardInterrupt
+        else:
+            # A fault that is not told of was in something that need not succeed.
+            assert content(d) == states[-1]
+        raised = fault.raised
+        found = check_consistent(d, states)
+        if fault.lasting and raised:
+            # Nothing can be stored: every change says so, and looking goes on.
+            for change in (lambda: d.__setitem__("x", 1), lambda: d.pop(next(iter(found))), d.clear):
+                if found or change != d.clear:
+                    with pytest.raises((OSError, KeyboardInterrupt)):
+                        change()
+                found = check_consistent(d, [*states, found, {}])
+        fault.disarm()
+        if held is not None:
+            assert (held == ARRAY).all()
+        # Others are not locked out, and see the same.
+        assert content(other.d) == found
+        other.d["from another"] = 1
+        assert d["from another"] == 1
+        d["afterwards"] = [SHARED, SHARED]
+        found = {**found, **content({"from another": 1, "afterwards": [SHARED, SHARED]})}
+        check_consistent(d, [found])
+        assert content(other.d) == found
+        faults.check_header(path.read_bytes())
+    return raised
+
+
+class Other:
+    """A second handle of the file, whose stores do not fail."""
+
+    def __init__(self):
+        self.d = None
+
+    def refresh(self, path):
+        self.close()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(birth, "File", store.File)
+            self.d = mmapdict.open(path, "r+")
+
+    def close(self):
+        if self.d is not None:
+            self.d.close()
+
+
+@pytest.fixture
+def other():
+    other = Other()
+    yield other
+    other.close()
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_store_fails_once_and_for_good(name, error, tmp_path, monkeypatch, other):
+    path = tmp_path / "file"
+    fault = faults.Fault(error=error).install(monkeypatch)
+    before = descriptors()
+    for lasting in (False, True):
+        for how in ("before", "part", "after"):
+            fault.how, fault.lasting = how, lasting
+            for fault.at in range(40):
+                if not check_fault(path, name, fault, other):
+                    break
+            assert 3 < fault.at < 40
+    other.close()
+    other.d = None
+    assert descriptors() == before
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_every_store_of_the_mending_fails(error, tmp_path, monkeypatch):
+    """The writer that comes after a killed one fails, and so does the one after it."""
+    path = tmp_path / "file"
+    recorder = faults.Recorder()
+    with monkeypatch.context() as patch:
+        recorder.install(patch)
+        for key in "replace an array", "clear":
+            items, operation, states = states_of(key)
+            prepare(path, items)
+            with mmapdict.open(path, "r+") as d:
+                before = path.read_bytes()
+                recorder.take()
+                operation(d)
+            stores = recorder.take()
+            for n in range(len(stores)):
+                data = faults.replay(before, stores[:n])
+                if faults.cell(data, faults.COMMIT) % 2:
+                    check_mending(path, data, error)
+
+
+def check_mending(path, data, error):
+    expected = content(pickle.loads(data))
+    for at in range(20):
+        path.write_bytes(data)
+        with pytest.MonkeyPatch.context() as patch:
+            fault = faults.Fault(at=at, error=error).install(patch)
+            with mmapdict.open(path, "r+") as d:
+                fault.arm()
+                try:
+                    d["more"] = 1
+                except (OSError, KeyboardInterrupt):
+                    check_consistent(d, [expected, {**expected, **content({"more": 1})}])
+                fault.disarm()
+                d["more"] = 1
+                check_consistent(d, [{**expected, **content({"more": 1})}])
+                faults.check_header(path.read_bytes())
+                for key in list(d):
+                    del d[key]
+                    assert key not in plain(path)
+            if not fault.raised:
+                return
+    pytest.fail("there is no end of stores")
+
+
+@pytest.mark.parametrize("name", ["flush", "sync"])
+def test_a_disk_that_reports_an_error_at_sync(name, tmp_path, monkeypatch):
+    fault = faults.Fault().install(monkeypatch)
+    with mmapdict.open(tmp_path / "file", "w") as d:
+        d["a"] = 1
+        fault.arm()
+        with pytest.raises(OSError) as caught:
+            getattr(d, name)()
+        assert caught.value.errno == errno.ENOSPC
+        fault.disarm()
+        getattr(d, name)()
+        assert dict(d) == {"a": 1}
+
+
+def test_closing_succeeds_although_spare_room_cannot_be_given_back(tmp_path, monkeypatch):
+    before = descriptors()
+    fault = faults.Fault(lasting=True).install(monkeypatch)
+    d = mmapdict.open(tmp_path / "file", "w")
+    d["a"] = 1
+    fault.arm()
+    d.close()
+    assert fault.raised and d.closed
+    assert descriptors() == before
+    assert plain(tmp_path / "file") == {"a": 1}
+
+
+# -- other calls of the system fail -------------------------------------------------------------------------------
+
+
+def test_a_lock_that_cannot_be_had_is_an_oserror(tmp_path, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    with mmapdict.open(tmp_path / "file", "w") as d:
+        d["a"] = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_flock", refuse)
+            with pytest.raises(OSError) as caught:
+                d["a"] = 2
+            assert caught.value.errno == errno.ENOLCK
+            assert dict(d) == {"a": 1}
+        d["a"] = 3
+        assert dict(d) == plain(d.path) == {"a": 3}
+
+
+def test_a_path_that_cannot_be_looked_at_leaves_nobody_locked_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_find_statx", lambda path: None, raising=False)
+    path = tmp_path / "file"
+    real = os.stat
+
+    def refuse(what, *arguments, **options):
+        if what == os.fspath(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), what)
+        return real(what, *arguments, **options)
+    with mmapdict.open(path, "w") as d, mmapdict.open(path) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", refuse)
+            with pytest.raises(PermissionError):
+                d["a"] = 1
+        assert try_lock(other)
+        other["b"] = 2
+        d["a"] = 1
+        assert dict(d) == dict(other) == {"b": 2, "a": 1}
+
+
+def try_lock(d):
+    """Whether another process could take the writers' lock of the file."""
+    code = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'rb'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    return subprocess.run([sys.executable, "-c", code, d.path], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_too_few_descriptors_is_an_oserror_and_nothing_is_leaked(tmp_path):
+    path = tmp_path / "file"
+    prepare(path, {"a": 1, "b": ARRAY})
+    before = descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    try:
+        for spare in range(1, 12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, hard))
+            try:
+                d = mmapdict.open(path, "r+")
+            except OSError as exc:
+                assert exc.errno == errno.EMFILE
+                failed = True
+            else:
+                with d:
+                    assert d["a"] == 1 and (d["b"] == ARRAY).all()
+                    d["a"] = 1
+                failed = False
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert descriptors() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not failed
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+@pytest.mark.parametrize("mode", ["a", "x", "w"])
+def test_every_call_fails_while_a_file_is_made(mode, nameless, tmp_path, monkeypatch):
+    """No file is left behind, and none that is half written; descriptors are closed."""
+    monkeypatch.setattr(birth, "HAVE_TMPFILE", nameless and birth.HAVE_TMPFILE)
+    path = tmp_path / "file"
+    before = descriptors()
+    for error in (OSError, KeyboardInterrupt):
+        for lasting in (False, True):
+            for at in range(20):
+                with monkeypatch.context() as patch:
+                    calls = FailingCalls(patch, at, error, lasting)
+                    try:
+                        mmapdict.open(path, mode).close()
+                    except OSError as exc:
+                        assert error is OSError and exc.errno == errno.EIO
+                        assert exc.filename == os.fspath(path)
+                    except KeyboardInterrupt:
+                        assert error is KeyboardInterrupt
+                    else:
+                        assert plain(path) == {}
+                assert os.listdir(tmp_path) in ([], ["file"])
+                if path.exists():
+                    assert plain(path) == {}
+                    path.unlink()
+                assert descriptors() == before
+                if not calls.raised:
+                    break
+            assert not calls.raised and at > 2
+
+
+class FailingCalls:
+    """Lets the n-th call that `birth` makes fail, of those that make something."""
+
+    def __init__(self, monkeypatch, at, error, lasting=False):
+        self.at, self.error, self.lasting = at, error, lasting
+        self.count = self.raised = 0
+        monkeypatch.setattr(birth, "os", self)
+
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        if name not in ("open", "write", "link", "replace", "chmod"):
+            return real
+
+        def call(*arguments, **options):
+            self.count += 1
+            if self.count - 1 == self.at or self.lasting and self.count > self.at:
+                self.raised += 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO)) if self.error is OSError else self.error()
+            return real(*arguments, **options)
+        return call
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_every_call_fails_while_a_file_is_replaced(error, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    before = descriptors()
+    for at in range(20):
+        prepare(path, {"old": 1})
+        with mmapdict.open(path) as other:
+            with monkeypatch.context() as patch:
+                calls = FailingCalls(patch, at, error)
+                try:
+                    mmapdict.open(path, "w").close()
+                except (OSError, KeyboardInterrupt):
+                    pass
+            assert os.listdir(tmp_path) == ["file"]
+            found = plain(path)
+            assert found in ({}, {"old": 1})
+            assert dict(other) == found
+            other["more"] = 1
+            assert plain(path) == {**found, "more": 1}
+            faults.check_header(path.read_bytes())
+        path.unlink()
+        assert descriptors() == before
+        if not calls.raised:
+            break
+    assert 4 < at < 20
+
+
+def test_a_limit_shorter_than_a_header_leaves_no_file(tmp_path):
+    code = """
+import resource, sys, mmapdict
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+for mode in "a", "x", "w":
+    try:
+        mmapdict.open(sys.argv[1], mode)
+    except OSError as exc:
+        print(exc.errno)
+"""
+    done = run(code, tmp_path / "file")
+    assert done.stdout.split() == [str(errno.EFBIG)] * 3
+    assert os.listdir(tmp_path) == []
+
+
+def run(code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.run([sys.executable, "-c", code, *map(os.fspath, arguments)], env=environment, check=True,
+                          capture_output=True, text=True)
+
+
+# -- a disk that is full ------------------------------------------------------------------------------------------
+
+DISK = 6 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder with a file system of its own, of 6 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=%d" % DISK, "tmpfs", folder], capture_output=True,
+                              check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command")
+    if done.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    gc.collect()
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+# Each takes more room than there is.
+TOO_BIG = {
+    "set": lambda d: d.__setitem__("new", np.ones(DISK, "u1")),
+    "set a strided array": lambda d: d.__setitem__("new", np.ones((DISK, 2), "u1")[:, 0]),
+    "set bytes": lambda d: d.__setitem__("new", bytes(DISK)),
+    "replace": lambda d: d.__setitem__("b", np.ones(DISK, "u1")),
+    "create": lambda d: d.create("new", DISK, "u1"),
+    "create masked": lambda d: d.create("new", DISK // 2, "u1", mask=True),
+    "setdefault": lambda d: d.setdefault("new", np.ones(DISK, "u1")),
+    "big key": lambda d: d.__setitem__("k" * DISK, 1),
+    "update": lambda d: d.update(new=np.ones(DISK, "u1")),
+}
+OLD = {"a": 1, "b": ARRAY, "c": [SHARED, SHARED], "d": MASKED}
+
+
+def check_full(d, operation, found):
+    before = os.stat(d.path).st_blocks
+    with pytest.raises(OSError) as caught:
+        operation(d)
+    assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+    assert content(plain(d.path)) == content(d) == found
+    assert os.stat(d.path).st_blocks <= before + 16, "the room was not given back"
+    faults.check_header(open_bytes(d.path))
+
+
+def open_bytes(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+@pytest.mark.parametrize("name", TOO_BIG)
+def test_a_full_disk_is_an_oserror_and_changes_nothing(name, small_disk):
+    path = small_disk / "file"
+    prepare(path, OLD)
+    with mmapdict.open(path) as d:
+        d["b"] = ARRAY              # the spare room is there
+        check_full(d, TOO_BIG[name], content(OLD))
+        d["small"] = 1
+        d.create("hole", 1000, "u1")[:] = 7
+        assert content(plain(path)) == content({**OLD, "small": 1, "hole": np.full(1000, 7, "u1")})
+
+
+def test_small_items_until_the_disk_is_full(small_disk):
+    """With not a block left, the state is always whole; with some room again, it goes on."""
+    path, ballast = small_disk / "file", small_disk / "ballast"
+    ballast.write_bytes(bytes(DISK // 2))
+    prepare(path, OLD)
+    expected = dict(OLD)
+    with mmapdict.open(path) as d:
+        for i in range(DISK):
+            value = bytes(20000) if i % 3 else np.full(3000, i)
+            try:
+                d[i] = value
+            except OSError as exc:
+                assert exc.errno == errno.ENOSPC
+                break
+            expected[i] = value
+        while True:                 # fill the very last block
+            try:
+                d[-i] = i
+            except OSError as exc:
+                assert exc.errno == errno.ENOSPC
+                break
+            expected[-i] = i
+            i += 1
+        fill_up(small_disk)
+        assert len(expected) > 100
+        assert content(plain(path)) == content(d) == content(expected)
+        for operation in (lambda: d.__setitem__("b", ARRAY + 1), lambda: d.create("hole", 10000, "u1")):
+            with pytest.raises(OSError):
+                operation()
+        # Deleting needs no room.
+        del d["a"], expected["a"]
+        assert d.pop(5) is not None
+        del expected[5]
+        assert content(plain(path)) == content(d) == content(expected)
+        faults.check_header(path.read_bytes())
+        ballast.unlink()
+        d["b"] = expected["b"] = ARRAY + 1
+        d.clear()
+        d["z"] = 1
+        assert plain(path) == dict(d) == {"z": 1}
+
+
+def fill_up(folder):
+    with open(folder / "rest", "ab", buffering=0) as f:
+        for size in (65536, 1):
+            try:
+                while True:
+                    f.write(bytes(size))
+            except OSError:
+                pass
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_hole_is_filled_although_the_disk_is_full_by_then(mask, small_disk):
+    """In a process of its own: a page without a block would end it by SIGBUS."""
+    code = """
+import sys, numpy as np, mmapdict
+sys.path.insert(0, sys.argv[3])
+from test_faults import fill_up
+import pathlib
+with mmapdict.open(sys.argv[1]) as d:
+    d["a"] = 1
+    hole = d.create("hole", (1000, 1000), "u1", mask=bool(int(sys.argv[2])))
+    fill_up(pathlib.Path(sys.argv[1]).parent)
+    hole[:] = 7
+    if int(sys.argv[2]):
+        hole[::2] = np.ma.masked
+        assert np.ma.count_masked(d["hole"]) == 500000
+    assert int(d["hole"].sum()) == 7000000 // (1 + int(sys.argv[2]))
+    del d["a"]
+"""
+    run(code, small_disk / "file", str(int(mask)), os.path.dirname(__file__))
+    assert list(plain(small_disk / "file")) == ["hole"]
+
+
+def test_a_sparse_hole_takes_no_room(tmp_path):
+    with mmapdict.open(tmp_path / "file") as d:
+        hole = d.create("sparse", 1 << 24, "u1", sparse=True)
+        assert os.stat(d.path).st_blocks * 512 < 1 << 20
+        hole[12345678] = 1
+        assert d["sparse"][12345678] == 1
+        d.create("real", 1 << 24, "u1")
+        assert os.stat(d.path).st_blocks * 512 >= 1 << 24
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">f8"])
+def test_a_hole_has_its_blocks(dtype, tmp_path):
+    with mmapdict.open(tmp_path / "file") as d:
+        for n in (1000, 100000, 1 << 21):
+            before = os.stat(d.path).st_blocks
+            hole = d.create(("hole", n), n, dtype)
+            assert os.stat(d.path).st_blocks - before >= (hole.nbytes - 4096) // 512
+            assert not hole.any()
+
+
+@pytest.mark.parametrize("name", TOO_BIG)
+def test_a_limit_of_the_file_size_is_an_oserror_and_changes_nothing(name, tmp_path):
+    """RLIMIT_FSIZE, in a process of its own: every call that would make the file longer fails."""
+    code = """
+import resource, sys, mmapdict
+sys.path.insert(0, sys.argv[2])
+from test_faults import DISK, OLD, TOO_BIG, check_full, content, plain
+resource.setrlimit(resource.RLIMIT_FSIZE, (DISK // 2, DISK // 2))
+with mmapdict.open(sys.argv[1]) as d:
+    check_full(d, TOO_BIG[sys.argv[3]], content(OLD))
+    d["small"] = 1
+    assert content(plain(sys.argv[1])) == content(d) == content({**OLD, "small": 1})
+"""
+    prepare(tmp_path / "file", OLD)
+    run(code, tmp_path / "file", os.path.dirname(__file__), name)
+
+
+def test_small_items_up_to_a_limit_of_the_file_size(tmp_path):
+    code = """
+import errno, resource, sys, mmapdict
+sys.path.insert(0, sys.argv[2])
+from test_faults import check_consistent, content
+import faults
+resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+with mmapdict.open(sys.argv[1]) as d:
+    model = {}
+    for i in range(100000):
+        try:
+            d[i] = "x" * (3000 if i < 30 else 1)
+        except OSError as exc:
+            assert exc.errno == errno.EFBIG
+            break
+        model[i] = d[i]
+    assert i > 100
+    check_consistent(d, [content(model)])
+    del d[3], model[3]
+    check_consistent(d, [content(model)])
+with open(sys.argv[1], "rb") as f:
+    faults.check_header(f.read())
+resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+"""
+    run(code, tmp_path / "file", os.path.dirname(__file__))
+
+
+# -- the ways of other systems ------------------------------------------------------------------------------------
+
+class Proxy:
+    """A module with some of its attributes replaced."""
+
+    def __init__(self, module, **replaced):
+        self.__dict__.update(replaced)
+        self._module = module
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+class Counted:
+    """A function that knows whether it was called."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments, **options):
+        self.calls += 1
+        return self.function(*arguments, **options)
+
+
+def refuse(error):
+    def call(*arguments, **options):
+        raise OSError(error, os.strerror(error))
+    return Counted(call)
+
+
+def missing(*names):
+    def switch(monkeypatch):
+        for name in names:
+            monkeypatch.setattr(store, name, False)
+            monkeypatch.setattr(birth, name, False, raising=False)
+        return []
+    return switch
+
+
+def no_fallocate(error):
+    def switch(monkeypatch):
+        call = refuse(error)
+        monkeypatch.setattr(os, "posix_fallocate", call)
+        return [call]
+    return switch
+
+
+def no_links(monkeypatch):
+    call = refuse(errno.EPERM)
+    monkeypatch.setattr(os, "link", call)
+    return [call]
+
+
+def short_writes(n):
+    """The system writes at most `n` bytes at a time."""
+    def switch(monkeypatch):
+        pwrite, write = os.pwrite, os.write
+        calls = [Counted(lambda fd, buffers, at: pwrite(fd, faults.joined(buffers)[:n], at)),
+                 Counted(lambda fd, data, at: pwrite(fd, bytes(data)[:n], at)),
+                 Counted(lambda fd, data: write(fd, bytes(data)[:n]))]
+        for name, call in zip(("pwritev", "pwrite", "write"), calls):
+            monkeypatch.setattr(os, name, call)
+        return calls
+    return switch
+
+
+def interrupted_fallocate(monkeypatch):
+    real, count = os.posix_fallocate, [0]
+
+    def call(*arguments):
+        count[0] += 1
+        if count[0] % 3:
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+        return real(*arguments)
+    counted = Counted(call)
+    monkeypatch.setattr(os, "posix_fallocate", counted)
+    return [counted]
+
+
+def not_in_place(monkeypatch):
+    call = Counted(lambda device: False)
+    monkeypatch.setattr(store, "_stores_in_place", call)
+    return [call]
+
+
+def other_byte_order(monkeypatch):
+    call = Counted(store._OtherOrderCells)
+    monkeypatch.setattr(store, "_OtherOrderCells", call)
+    monkeypatch.setattr(store, "sys", Proxy(sys, byteorder="big"))
+    return [call]
+
+
+def small_groups(monkeypatch):
+    for name, value in {"GATHER_MAX": 2, "WRITE_MAX": 4096, "GROUP_MAX": 1024, "ZERO_STEP": 1000}.items():
+        assert isinstance(getattr(store, name), int)
+        monkeypatch.setattr(store, name, value)
+    return []
+
+
+def few_windows(monkeypatch):
+    monkeypatch.setattr(store, "WINDOWS_MAX", 1)
+    monkeypatch.setattr(store, "AHEAD_LEAST", 0)
+    return []
+
+
+def windows_locks(monkeypatch):
+    """Locks of single bytes, each of which is refused once before it is given."""
+    held, refused = set(), set()
+
+    def locking(descriptor, mode, n):
+        assert n == 1 and os.lseek(descriptor, 0, os.SEEK_CUR) == store.LOCK_BYTE
+        identity = os.fstat(descriptor).st_ino
+        if mode == fake.LK_UNLCK:
+            held.remove(identity)
+            refused.discard(identity)
+        elif identity in held or identity not in refused:
+            refused.add(identity)
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            held.add(identity)
+    call = Counted(locking)
+    fake = types.SimpleNamespace(LK_NBLCK=2, LK_UNLCK=0, locking=call)
+    monkeypatch.setattr(store, "fcntl", None)
+    monkeypatch.setattr(store, "msvcrt", fake, raising=False)
+    return [call]
+
+
+SWITCHES = {
+    "no pwritev": missing("HAVE_PWRITEV"), "no pwrite": missing("HAVE_PWRITEV", "HAVE_PWRITE"),
+    "no fallocate": missing("HAVE_FALLOCATE"), "fallocate not supported": no_fallocate(errno.EOPNOTSUPP),
+    "fallocate refused": no_fallocate(errno.EINVAL), "fallocate interrupted": interrupted_fallocate,
+    "no nameless files": missing("HAVE_TMPFILE"), "no links": no_links, "not in place": not_in_place,
+    "other byte order": other_byte_order, "short writes": short_writes(1000), "shorter writes": short_writes(13),
+    "small groups": small_groups, "few windows": few_windows, "locks of bytes": windows_locks,
+}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", SWITCHES)
+def test_the_same_comes_back_where_the_system_offers_less(name, in_place, tmp_path, monkeypatch):
+    if not in_place:
+        not_in_place(monkeypatch)
+    calls = SWITCHES[name](monkeypatch)
+    path = tmp_path / "file"
+    for mode in ("x", "w", "r+", "a"):
+        with mmapdict.open(path, mode) as d:
+            d.clear()
+            model = {}
+            for items, operation, _ in OPERATIONS.values():
+                for key in set(model) - set(items):
+                    del d[key], model[key]
+                d.update(items)
+                model.update(items)
+                operation(d)
+                operation(model)
+                assert content(d) == content(model)
+            check_consistent(d, [content(model)])
+    big = np.arange(150_000 if "writes" in name else 600_000).reshape(2, -1)
+    with mmapdict.open(path) as d, mmapdict.open(path) as other:
+        d["big"], d["strided"], d["bytes"] = big, big.T, big.tobytes()
+        other.create("hole", 1_234_567, "u1")[:] = 3
+        other["both"] = [big, big]
+        hole = d["hole"]
+        other["big"] = big[::-1]
+        assert (hole == 3).all() and (d["strided"] == big.T).all()
+    with mmapdict.open(path, "r") as d:
+        assert (d["big"] == big[::-1]).all() and d["bytes"] == big.tobytes() and (d["both"][1] == big).all()
+        assert content(d) == content(plain(path))
+    faults.check_header(path.read_bytes())
+    assert os.listdir(tmp_path) == ["file"]
+    assert all(call.calls for call in calls)
+
+
+@pytest.mark.parametrize("n", range(1, 40, 2))
+def test_writes_that_are_cut_short_anywhere_are_finished(n, tmp_path, monkeypatch):
+    short_writes(n)(monkeypatch)
+    prepare(tmp_path / "file", OLD)
+    with mmapdict.open(tmp_path / "file") as d:
+        d["more"] = np.arange(9, dtype=">i2")
+        d.create("masked", 4, "u1", mask=True)
+        d["both"] = {"a": ARRAY, "b": bytes(5000), "c": SHARED, "d": SHARED}
+        check_consistent(d, [content({**OLD, "more": np.arange(9, dtype=">i2"), "both": d["both"],
+                                      "masked": np.ma.array(np.zeros(4, "u1"), mask=[0] * 4)})])
+
+
+def test_a_write_that_stores_nothing_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
+    with mmapdict.open(tmp_path / "file") as d:
+        d["a"] = 1
+        with monkeypatch.context() as patch:
+            short_writes(0)(patch)
+            for value in (2, np.ones(1 << 16)):
+                with pytest.raises(OSError) as caught:
+                    d["a"] = value
+                assert caught.value.errno == errno.EIO
+        assert dict(d) == plain(d.path) == {"a": 1}
