@@ -163,6 +163,7 @@ class _Template(NamedTuple):
     payload: Payload             # without data
     tail: bytes
     nbytes: int
+    ops: bytes                   # head and the payload's own opcode
 
 
 _templates: dict[tuple[int, tuple[int, ...], bool], _Template] = {}
@@ -192,7 +193,7 @@ def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Op
             head = (_NDARRAY + b"(" + literal + ops.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
                     + _get[fmt.UINT8] + b"\x89")
             tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if fortran else b"t\x81")
-        template = _Template(dtype, dtype.names, head, payload, tail, nbytes)
+        template = _Template(dtype, dtype.names, head, payload, tail, nbytes, head + payload.head)
         if len(_templates) >= TEMPLATES_MAX:
             _templates.clear()
         if dtype.fields is None or all(field[0].base.names is None for field in dtype.fields.values()):
@@ -200,18 +201,41 @@ def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Op
     return template
 
 
-def encode_array(a: np.ndarray[Any, Any]) -> Optional[list[Union[bytes, Payload]]]:
-    """Return the parts of an array, or None if its dtype cannot stand in an array record."""
+class EncodedArray:
+    """An array, ready to be laid out in a record.
+
+    Attributes
+    ----------
+    template : _Template
+    data : bytes or numpy.ndarray
+        Its bytes, if it is small, else itself.
+    """
+
+    __slots__ = ("template", "data")
+
+    def __init__(self, template: _Template, data: Any) -> None:
+        self.template = template
+        self.data = data
+
+    @property
+    def parts(self) -> list[Union[bytes, Payload]]:
+        """The opcodes that push it, and its payload."""
+        template = self.template
+        payload = template.payload
+        return [template.head, Payload(payload.head, self.data, payload.nbytes, payload.alignment), template.tail]
+
+
+def encode_array(a: np.ndarray[Any, Any]) -> Optional[EncodedArray]:
+    """Return an array ready to be stored, or None if its dtype cannot stand in an array record."""
     template = _template(a.dtype, a.shape, a.flags.fnc)
     if template is None:
         return None
-    _, _, head, payload, tail, nbytes = template
-    data: Any = a
-    if nbytes <= COPY_MAX:
-        data = a.tobytes("A")
-        if nbytes != payload.nbytes:
-            data += bytes(payload.nbytes - nbytes)
-    return [head, Payload(payload.head, data, payload.nbytes, payload.alignment), tail]
+    nbytes = template.nbytes
+    if nbytes > COPY_MAX:
+        return EncodedArray(template, a)
+    data = a.tobytes("A")
+    padding = template.payload.nbytes - nbytes
+    return EncodedArray(template, data + bytes(padding) if padding else data)
 
 
 def hole_parts(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order) -> Optional[list[Union[bytes, Payload]]]:
@@ -225,19 +249,21 @@ def hole_parts(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order) -> Op
 def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
     """Return the parts of a masked array, or None if its dtype cannot be mapped."""
     data = np.asarray(x._data)
-    parts = encode_array(data)
-    if parts is None:
+    encoded = encode_array(data)
+    if encoded is None:
         return None
     mask: Any = None
     if x._mask is not np.ma.nomask:
         mask = encode_array(np.asarray(x._mask))
+        mask = mask.parts       # booleans in the structure of a mappable dtype are mappable too
     fill: Any = [b"N"]
     if x._fill_value is not None:
         fill = encode_array(np.asarray(x._fill_value, data.dtype))
+        fill = fill.parts
         if fill[1].nbytes <= fmt.BIG_PAYLOAD:
             # A 0-d array in one run of opcodes: it is copied, not mapped, and needs no place of its own.
             fill = [b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in fill)]
-    return masked_parts(parts, mask, fill, bool(x._hardmask))
+    return masked_parts(encoded.parts, mask, fill, bool(x._hardmask))
 
 
 def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: list[Any], hard: bool) -> list[Any]:

@@ -3,37 +3,42 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from operator import itemgetter
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Optional
 
 import numpy as np
 
 _missing: Any = object()
-_second = itemgetter(1)
+_value = itemgetter(1)
 
 
-class Keys(KeysView[Any]):
+class _View:
     _mapping: Any
 
+    @property
+    def mapping(self) -> MappingProxyType[Any, Any]:
+        """The mapping that this is a view of; it cannot be changed through it."""
+        return MappingProxyType(self._mapping)
+
+
+class Keys(_View, KeysView[Any]):
     def __reversed__(self) -> Iterator[Any]:
-        return iter(reversed(self._mapping))
+        keys: Iterator[Any] = reversed(self._mapping)
+        return keys
 
 
-class Values(ValuesView[Any]):
-    _mapping: Any
-
+class Values(_View, ValuesView[Any]):
     def __iter__(self) -> Iterator[Any]:
-        return map(_second, self._mapping._each())
+        return map(_value, self._mapping._each())
 
     def __reversed__(self) -> Iterator[Any]:
-        return map(_second, self._mapping._each(backwards=True))
+        return map(_value, self._mapping._each(backwards=True))
 
     def __contains__(self, value: object) -> bool:
-        return any(equal(value, mine) for mine in self)
+        return any(equal(mine, value) for mine in self)
 
 
-class Items(ItemsView[Any, Any]):
-    _mapping: Any
-
+class Items(_View, ItemsView[Any, Any]):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         items: Iterator[tuple[Any, Any]] = self._mapping._each()
         return items
@@ -50,20 +55,42 @@ class Items(ItemsView[Any, Any]):
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal, arrays in them compared element by element."""
+    """Whether two values are equal, arrays in them compared element by element.
+
+    As for `dict`, a value is equal to itself, even if it holds NaN. Masked elements are equal whatever they hide.
+    """
+    if a is b:
+        return True
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.shape != b.shape:
-            return False
-        if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
-            mask = np.ma.getmaskarray(a)
-            if not np.array_equal(mask, np.ma.getmaskarray(b)):
-                return False
-            if mask.dtype.names is None:
-                return bool(np.array_equal(np.ma.getdata(a)[~mask], np.ma.getdata(b)[~mask]))
-            return bool(np.array_equal(np.ma.getdata(a), np.ma.getdata(b)))
-        return bool(np.array_equal(a, b))
+        return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and _equal_arrays(a, b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return len(a) == len(b) and all(k in b and equal(v, b[k]) for k, v in a.items())
     if type(a) in (list, tuple) and type(a) is type(b):
         return len(a) == len(b) and all(map(equal, a, b))
     return bool(a == b)
+
+
+def _equal_arrays(a: Any, b: Any) -> bool:
+    if not isinstance(a, np.ma.MaskedArray) and not isinstance(b, np.ma.MaskedArray):
+        return _equal_elements(np.asarray(a), np.asarray(b), None)
+    mask = np.ma.getmaskarray(a)
+    return _equal_elements(mask, np.ma.getmaskarray(b), None) \
+        and _equal_elements(np.ma.getdata(a, False), np.ma.getdata(b, False), mask)
+
+
+def _equal_elements(a: Any, b: Any, mask: Optional[Any]) -> bool:
+    """Compare two plain arrays but for masked elements; dtypes that numpy refuses to compare are not equal."""
+    if a.shape != b.shape or a.dtype.names != b.dtype.names:
+        return False
+    if a.dtype.names is not None:
+        return all(_equal_elements(a[name], b[name], None if mask is None else mask[name]) for name in a.dtype.names)
+    if mask is not None and mask.any():
+        a, b = a[~mask], b[~mask]
+    if a.dtype.hasobject or b.dtype.hasobject:
+        return all(map(equal, a.ravel().tolist(), b.ravel().tolist()))
+    kinds = {a.dtype.kind, b.dtype.kind}
+    if len(kinds) > 1 and not kinds <= set("biufc"):
+        return False
+    if kinds == {"V"}:
+        return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    return bool(np.array_equal(a, b))

@@ -21,7 +21,7 @@ from .format import Payload, Record
 from .literals import check_key, decode_literal, key_parts
 from .pickling import highest_memo, shift_memo
 from .store import File
-from .values import Encoded
+from .values import KEY_MAX, Encoded
 
 _COMMIT = fmt.COMMIT_OFFSET >> 3
 _LIVE = fmt.LIVE_OFFSET >> 3
@@ -250,9 +250,37 @@ class Index:
             if key_parts(kept) != parts:
                 key, parts = kept, key_parts(kept)
         memo = file.cells[_MEMO]
-        entry = fmt.join_parts(parts, value.parts)
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
+        small = value.small
+        ops: Any = parts[0]
+        if small is not None and self.groups & fmt.ARRAYS and len(parts) == 1 and len(ops) <= KEY_MAX:
+            offset, template = self.end, small.template
+            record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, small.data,
+                                           template.tail)
+            self._write_behind(record, end)
+        else:
+            offset, end = self._write_entry(parts, value, memo, sparse)
+        self._publish(end, memo + value.memo if value.memo else 0, old)
+        self.groups |= value.groups
+        if old is not None:
+            self.forget(key)
+        else:
+            self._count += 1
+        self.offsets[key] = offset
+        return offset
+
+    def _write_entry(self, parts: list[Union[bytes, Payload]], value: Encoded, memo: int,
+                     sparse: bool) -> tuple[int, int]:
+        """Write an entry of any kind behind the STOP, and before it the globals that the file has not yet.
+
+        Returns
+        -------
+        (int, int)
+            The entry's offset, and that of the STOP behind it.
+        """
+        file = self.file
+        entry = fmt.join_parts(parts, value.parts)
         if value.memo and value.base != memo:
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
         offset = self.end
@@ -264,34 +292,27 @@ class Index:
                     pieces, offset, _ = fmt.encode_record(offset, file.tag, [ops], entry=False)
                     hidden += (*pieces, _MARK)
         pieces, end, plain = fmt.encode_record(offset, file.tag, entry)
-        self._write_behind(hidden + pieces if hidden else pieces, end, plain, sparse)
-        self._publish(end, memo + value.memo if value.memo else 0, old)
-        self.groups |= value.groups
-        if old is not None:
-            self.forget(key)
-        else:
-            self._count += 1
-        self.offsets[key] = offset
-        return offset
+        pieces = [*hidden, *pieces, _STOP]
+        self._write_behind(b"".join(pieces) if plain else pieces, end, sparse)
+        return offset, end
 
-    def _write_behind(self, pieces: list[Any], end: int, plain: bool, sparse: bool = False) -> None:
-        """Write records behind the STOP, with a STOP of their own, all but their first MARK.
+    def _write_behind(self, records: Union[bytes, list[Any]], end: int, sparse: bool = False) -> None:
+        """Write records behind the STOP, with a STOP of their own at `end`, all but their first MARK.
 
         I3: nothing is stored at or before the STOP, so every reader goes on seeing the file as it was; a write
         that fails leaves nothing but bytes that no reader looks at.
         """
         file, at = self.file, self.end + 1
-        pieces.append(_STOP)
         try:
-            if plain:
+            if isinstance(records, bytes):
                 file.make_room(end + 1)
-                file.write(at, b"".join(pieces))
-            elif all(type(piece) is bytes or piece.data is not None for piece in pieces):
+                file.write(at, records)
+            elif all(type(piece) is bytes or piece.data is not None for piece in records):
                 file.make_room(end + 1)
                 file.allocate(at, end + 1)
-                file.write(at, _buffers(pieces))
+                file.write(at, _buffers(records))
             else:
-                self._write_hole(at, pieces, end, sparse)
+                self._write_hole(at, records, end, sparse)
         except BaseException:
             with suppress(OSError):
                 file.truncate(at)               # I3: gives the room back
@@ -360,8 +381,8 @@ class Index:
         offsets = [offset for _, offset in self.snapshot()]
         if not offsets:
             return
-        pieces, end, plain = fmt.encode_record(self.end, self.file.tag, [fmt.CLEAR], entry=False)
-        self._write_behind(pieces, end, plain)
+        pieces, end, _ = fmt.encode_record(self.end, self.file.tag, [fmt.CLEAR], entry=False)
+        self._write_behind(b"".join((*pieces, _STOP)), end)
         file = self.file
         commit = file.cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5

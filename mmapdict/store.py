@@ -456,7 +456,7 @@ class File:
             return
         ahead = end + max(AHEAD_LEAST, end // 4)
         try:
-            self.truncate(ahead - ahead % mmap.PAGESIZE)
+            self.truncate(max(end, ahead - ahead % mmap.PAGESIZE))
         except OSError:             # a limit of the process or the file system
             self.truncate(end)
 

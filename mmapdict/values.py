@@ -1,40 +1,61 @@
 """Values <-> the opcodes of a record's body: arrays by their recipes, everything else by pickling."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
 from . import format as fmt
-from .arrays import Order, encode_array, encode_masked, hole_parts, is_mappable, masked_parts
+from .arrays import EncodedArray, Order, encode_array, encode_masked, hole_parts, is_mappable, masked_parts
 from .format import Payload
 from .pickling import encode_pickled
 from .views import PLAIN_ARRAYS
 
 _ndarray = np.ndarray
 ARRAY, MASKED, VALUE = "array", "masked", "value"
+KEY_MAX = 1 << 10
 
 
-class Encoded(NamedTuple):
+class Encoded:
     """A value, ready to be laid out in a record.
 
     Attributes
     ----------
-    parts : list of (bytes, Payload, ..., bytes)
-        The opcodes that push the value.
     groups : int
         Which groups of hidden globals it needs: ARRAYS, ARRAYS | MASKS or 0.
     memo : int
         How many memo indices it uses, from `base` on.
-    kind : str
-        ARRAY, MASKED or VALUE.
+    base : int
+    array : EncodedArray, optional
+        What an array needs that is not a hole; None for other values.
     """
 
-    parts: list[Union[bytes, Payload]]
-    groups: int
-    memo: int
-    kind: str
-    base: int = 0
+    __slots__ = ("groups", "memo", "base", "array", "_parts")
+
+    def __init__(self, parts: Any, groups: int, memo: int = 0, base: int = 0,
+                 array: Optional[EncodedArray] = None) -> None:
+        self._parts = parts
+        self.groups = groups
+        self.memo = memo
+        self.base = base
+        self.array = array
+
+    @property
+    def parts(self) -> list[Union[bytes, Payload]]:
+        """The opcodes that push the value, and its payloads: bytes, Payload, ..., bytes."""
+        parts: list[Union[bytes, Payload]] = self._parts if self.array is None else self.array.parts
+        return parts
+
+    @property
+    def small(self) -> Optional[EncodedArray]:
+        """The array, if `format.encode_small` can lay it out behind a key of up to `KEY_MAX` bytes; else None."""
+        array = self.array
+        if array is None or type(array.data) is not bytes:
+            return None
+        template = array.template
+        if template.payload.alignment > fmt.SMALL_ALIGNMENT or len(template.ops) + KEY_MAX > fmt.SPAN_MAX:
+            return None
+        return array
 
 
 def encode(value: Any, base: int) -> Encoded:
@@ -55,13 +76,13 @@ def encode(value: Any, base: int) -> Encoded:
     if t in PLAIN_ARRAYS:
         array = encode_array(value if t is _ndarray else np.asarray(value))
         if array is not None:
-            return Encoded(array, fmt.ARRAYS, 0, ARRAY)
+            return Encoded(None, fmt.ARRAYS, 0, 0, array)
     elif t is np.ma.MaskedArray and value._baseclass in PLAIN_ARRAYS:
         masked = encode_masked(value)
         if masked is not None:
-            return Encoded(masked, fmt.ARRAYS | fmt.MASKS, 0, MASKED)
+            return Encoded(masked, fmt.ARRAYS | fmt.MASKS)
     parts, memo = encode_pickled(value, base)
-    return Encoded(parts, 0, memo, VALUE, base)
+    return Encoded(parts, 0, memo, base)
 
 
 def encode_hole(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order, mask: bool) -> Encoded:
@@ -90,6 +111,10 @@ def encode_hole(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order, mask
         raise ValueError(f"an array of shape {shape}, dtype {dtype} cannot be: {exc}") from exc
     data: Any = hole_parts(shape, dtype, order)
     if not mask:
-        return Encoded(data, fmt.ARRAYS, 0, ARRAY)
+        return Encoded(data, fmt.ARRAYS)
+    try:
+        np.ndarray.__new__(np.ma.MaskedArray, (), dtype)
+    except Exception as exc:        # some structures have no default fill value
+        raise TypeError(f"numpy can make no masked array of dtype {dtype!r}: {exc}") from exc
     masks = hole_parts(shape, np.ma.make_mask_descr(dtype), order)
-    return Encoded(masked_parts(data, masks, [b"N"], False), fmt.ARRAYS | fmt.MASKS, 0, MASKED)
+    return Encoded(masked_parts(data, masks, [b"N"], False), fmt.ARRAYS | fmt.MASKS)
