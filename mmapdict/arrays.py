@@ -32,17 +32,25 @@ _MASKED_OPTIONS = b"N\x89\x88K\x00"
 
 # -- dtypes -----------------------------------------------------------------------------------------------------
 
-def dtype_spec(dtype: np.dtype[Any]) -> Any:
+def dtype_spec(dtype: np.dtype[Any], aligned: bool = False) -> Any:
     """Return a description of plain Python types that `numpy.dtype` turns into `dtype` again.
 
     A text for simple types, ``(base, shape)`` for sub-arrays, a dict of names, formats, offsets, titles, item
     size and alignment for structured types. It is exact for every dtype that `exact_spec` accepts.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+    aligned : bool
+        Whether it is a field of an aligned structure. numpy would align it too, if it were given as a dict; it
+        does not if the dict describes the fields of bytes: ``("|V16", dict)``.
     """
     if dtype.subdtype is not None:
-        return dtype_spec(dtype.base), tuple(map(int, dtype.shape))
+        return dtype_spec(dtype.base, aligned), tuple(map(int, dtype.shape))
     if dtype.names is None:
         return dtype.str
-    return structure_spec(dtype, dtype_spec)
+    spec = structure_spec(dtype, lambda field: dtype_spec(field, dtype.isalignedstruct))
+    return (f"|V{dtype.itemsize}", spec) if aligned and not dtype.isalignedstruct else spec
 
 
 def structure_spec(dtype: np.dtype[Any], field_spec: Callable[[np.dtype[Any]], Any]) -> dict[str, Any]:
@@ -225,12 +233,23 @@ class EncodedArray:
         return [template.head, Payload(payload.head, self.data, payload.nbytes, payload.alignment), template.tail]
 
 
+def whole_elements(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the elements of a structured array as plain bytes, if a copy is going to be made of them.
+
+    numpy copies structures field by field, and leaves in the gaps between them whatever was in memory.
+    """
+    flags = a.flags
+    return a if flags.c_contiguous or flags.f_contiguous else a.view(f"V{a.dtype.itemsize}")
+
+
 def encode_array(a: np.ndarray[Any, Any]) -> Optional[EncodedArray]:
     """Return an array ready to be stored, or None if its dtype cannot stand in an array record."""
     template = _template(a.dtype, a.shape, a.flags.fnc)
     if template is None:
         return None
     nbytes = template.nbytes
+    if template.names is not None and nbytes:
+        a = whole_elements(a)
     if nbytes > COPY_MAX:
         return EncodedArray(template, a)
     data = a.tobytes("A")
@@ -271,8 +290,8 @@ def masked_parts(data: list[Any], mask: Optional[list[Any]], fill: list[Any], ha
     parts: list[Any] = fmt.join_parts([_MASKED], data)
     parts = fmt.join_parts(parts, [_get[fmt.NOMASK]] if mask is None else mask)
     parts = fmt.join_parts(parts, fmt.join_parts([_MASKED_OPTIONS], fill))
-    # ... keep_mask=True, hard_mask
-    return fmt.join_parts(parts, [b"\x88" + (b"\x88" if hard else b"\x89") + b"tR"])
+    # ... keep_mask=False: the mask itself, and not what numpy makes of it and of the data's; hard_mask
+    return fmt.join_parts(parts, [b"\x89" + (b"\x88" if hard else b"\x89") + b"tR"])
 
 
 PIECE = 1 << 20
@@ -460,7 +479,7 @@ class _Cursor:
             start = info.offset - self.base
             raw = bytes(self.buf[start:start + info.nbytes])
             fill = np.ndarray((), info.dtype, raw).copy()
-        self.need(b"\x88")
+        self.need(b"\x89")
         hard = self.take(b"\x88")
         if not hard:
             self.need(b"\x89")

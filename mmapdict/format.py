@@ -44,7 +44,7 @@ BLOCK_SIZE = HEADER_SIZE - BLOCK_OFFSET - 4
 HEADER_HEAD = bytes((PROTO, 4, BINBYTES)) + BLOCK_SIZE.to_bytes(4, "little")
 HEADER_TAIL = bytes((POP, EMPTY_DICT, BINPUT, 0))
 
-# Offsets of the fields. Every one but magic, version and file id is an aligned 8-byte little-endian cell.
+# Offsets of the fields. What changes is an aligned 8-byte little-endian cell; the two ids are 16 bytes.
 MAGIC_OFFSET = 8
 VERSION_OFFSET = MAGIC_OFFSET + 8
 FILE_ID_OFFSET = VERSION_OFFSET + 8
@@ -71,7 +71,7 @@ SPAN_MAX = 4096
 ROOT = bytes((BINGET, 0))
 
 # A payload longer than this may be read past a reader's buffer, which then goes on from the payload's end: it
-# ends on a multiple of 8, so that no aligned cell is ever split between two reads.
+# ends on a multiple of 8, so that no aligned cell is ever split between two reads (I11).
 BIG_PAYLOAD = 4096
 SMALL_ALIGNMENT = 64
 
@@ -375,7 +375,7 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
         filler = _END_FILLERS[-end % RECORD_ALIGNMENT]
         end += len(filler)
         pieces.append(last + filler + close)
-    length = end - offset - RECORD_HEAD - 1
+    length = end - offset - RECORD_HEAD - 1         # I11: `end` is a multiple of 8, as `offset` is
     if len(covered) > SPAN_MAX:
         covered = covered[:SPAN_MAX]
     span = len(covered)

@@ -16,7 +16,7 @@ from typing import Any, Optional, Union
 
 from . import format as fmt
 from .arrays import decode_info, payload_pieces
-from .errors import CorruptError
+from .errors import CorruptError, FormatError
 from .format import Payload, Record
 from .literals import check_key, decode_literal, key_parts
 from .pickling import highest_memo, shift_memo
@@ -45,15 +45,15 @@ class Index:
         Key to the offset of its newest record. The order is that of the file, but for `shadowed` keys.
     end : int
         Offset of the STOP, as far as this index has walked.
-    groups : int
-        Which groups of hidden globals the file has.
+    groups : dict of int to int
+        Which groups of hidden globals the file has, and the offsets of their records.
     """
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.offsets: dict[Any, int] = {}
         self.end = fmt.HEADER_SIZE
-        self.groups = 0
+        self.groups: dict[int, int] = {}
         # Keys of which an older record was live when the newer was found: the writer is, or died, in between.
         self._shadowed: dict[Any, list[int]] = {}
         self._counted_at = -1
@@ -122,8 +122,8 @@ class Index:
                 self.offsets.clear()
                 self._shadowed.clear()
             for group, ops in fmt.GROUPS.items():
-                if content == ops:
-                    self.groups |= group
+                if content == ops:              # I10: only what is the same byte by byte is relied on
+                    self.groups.setdefault(group, record.offset)
 
     def is_live(self, offset: int) -> bool:
         """Whether the record at `offset` is live at this moment: one look at its Op."""
@@ -207,8 +207,12 @@ class Index:
     def begin(self) -> None:
         """Come up to date under a fresh lock; mend what a writer left that died inside a sequence (I5)."""
         cells = self.file.cells
+        if cells[fmt.VERSION_OFFSET >> 3] != fmt.VERSION:
+            raise FormatError(f"was turned into format version {cells[fmt.VERSION_OFFSET >> 3]} by another program; "
+                              f"this mmapdict writes version {fmt.VERSION}", self.file.path, fmt.VERSION_OFFSET)
         if cells[fmt.STATE_OFFSET >> 3] != fmt.NORMAL:
-            # I13: the path leads here, so whoever was about to replace this file died before.
+            # I13: the path leads here, so whoever was about to replace this file died before, or this is a copy
+            # of one that was replaced.
             self.file.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
         if cells[_COMMIT] & 1:
             self.recover()
@@ -254,7 +258,7 @@ class Index:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
         small = value.small
         ops: Any = parts[0]
-        if small is not None and self.groups & fmt.ARRAYS and len(parts) == 1 and len(ops) <= KEY_MAX:
+        if small is not None and fmt.ARRAYS in self.groups and len(parts) == 1 and len(ops) <= KEY_MAX:
             offset, template = self.end, small.template
             record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, small.data,
                                            template.tail)
@@ -262,7 +266,6 @@ class Index:
         else:
             offset, end = self._write_entry(parts, value, memo, sparse)
         self._publish(end, memo + value.memo if value.memo else 0, old)
-        self.groups |= value.groups
         if old is not None:
             self.forget(key)
         else:
@@ -285,12 +288,13 @@ class Index:
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
         offset = self.end
         hidden: list[Any] = []
-        missing = value.groups & ~self.groups
-        if missing:
-            for group, ops in fmt.GROUPS.items():
-                if missing & group:
-                    pieces, offset, _ = fmt.encode_record(offset, file.tag, [ops], entry=False)
-                    hidden += (*pieces, _MARK)
+        for group, ops in fmt.GROUPS.items():
+            if value.groups & group and group not in self.groups:
+                # I10: published with the first entry that needs it, before it. An error after this line makes the
+                # handle ask the file anew.
+                self.groups[group] = offset
+                pieces, offset, _ = fmt.encode_record(offset, file.tag, [ops], entry=False)
+                hidden += (*pieces, _MARK)
         pieces, end, plain = fmt.encode_record(offset, file.tag, entry)
         pieces = [*hidden, *pieces, _STOP]
         self._write_behind(b"".join(pieces) if plain else pieces, end, sparse)
@@ -355,7 +359,8 @@ class Index:
     def _kill(self, offset: int) -> None:
         w = self.file.window(offset, offset + fmt.RECORD_HEAD)
         _, _, length = fmt.RECORD.unpack_from(w.view, offset - w.start)
-        self.file.store_byte(offset + 1, fmt.DEAD)                  # I6: one byte; its replacement is published
+        # I6: one byte; a replacement is published. I12: the record's bytes stay, arrays over them may be alive.
+        self.file.store_byte(offset + 1, fmt.DEAD)
         dead = self.file.cells[_DEAD] + fmt.RECORD_HEAD + length + 1
         self.file.store_cell(fmt.DEAD_OFFSET, dead)                 # I4
 

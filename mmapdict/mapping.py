@@ -237,9 +237,10 @@ class MmapDict(MutableMapping[Any, Any]):
     def _after_fork(self) -> None:
         # Another thread of the parent may have held the mutex, or been inside an operation. Descriptors, and with
         # them the lock, are shared with the parent: good enough to read, but to write the child needs its own.
+        if self._busy or not self._mutex.acquire(blocking=False):
+            self._seen = DOUBT
         self._mutex = threading.RLock()
         self._busy = False
-        self._seen = DOUBT
         self._forked = self._writable
 
     def _moment(self) -> tuple[bytes, int]:
@@ -296,7 +297,13 @@ class MmapDict(MutableMapping[Any, Any]):
     def _info(self, offset: int) -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int, memoryview, int]:
         try:
             record, _, at, view, base = self._index.read_head(offset)
-            return decode_info(view, base, at, record.body_end), record, at, view, base
+            info = decode_info(view, base, at, record.body_end)
+            # I10: an unpickler must find the globals that the recipe fetches, so they stand before it.
+            groups = () if info is None else (fmt.ARRAYS,) if isinstance(info, ArrayInfo) else (fmt.ARRAYS, fmt.MASKS)
+            if any(self._index.groups.get(group, offset) >= offset for group in groups):
+                raise CorruptError("an array without the globals that it needs: their record is dead or damaged",
+                                   None, offset)
+            return info, record, at, view, base
         except CorruptError as exc:
             raise CorruptError(exc.message, self._path, exc.offset) from exc
 
@@ -400,7 +407,7 @@ class MmapDict(MutableMapping[Any, Any]):
         -------
         dict
             ``path``, ``mode``; format ``version``; number of ``keys``; ``commit``; ``size`` of the file in
-            bytes; ``used`` bytes, up to the STOP; of these ``live_bytes`` in the records of items and
+            bytes; ``used`` bytes, up to the STOP; of these ``live_bytes`` in live records and
             ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops; next ``memo``
             index; ``file_id`` as hexadecimal digits.
         """
@@ -461,9 +468,9 @@ class MmapDict(MutableMapping[Any, Any]):
         and if it came inside a sequence of stores, the counter is odd, and the next writer mends the file (I9).
         Mutex and lock are given back by functions written in C: such an exception cannot come before they ran.
         """
-        if not self._writable or self._closed:
-            self._need_writable()
         with self._mutex:
+            if not self._writable or self._closed:
+                self._need_writable()
             if self._busy:
                 raise BusyError(errno.EDEADLK, "a signal handler or finalizer that came in the middle of a change "
                                 "cannot make another; let it set a flag", self._path)
@@ -676,6 +683,7 @@ class MmapDict(MutableMapping[Any, Any]):
             if now >= check_path:
                 check_path = now + PATH_CHECK_S
                 with self._mutex, suppress(FormatError):    # if it is not one of ours: keep the old one
+                    self._cells[_COMMIT]            # raises when closed
                     if not self._file.check_path() and self._follow():
                         continue
             if deadline is not None and now >= deadline:

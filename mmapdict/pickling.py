@@ -18,7 +18,7 @@ from typing import Any, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import array_order, exact_spec, same_dtype, structure_spec
+from .arrays import array_order, exact_spec, same_dtype, structure_spec, whole_elements
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import encode_literal
@@ -84,16 +84,17 @@ def _reduce_dtype(dtype: np.dtype[Any]) -> Any:
 def _type_specs(dtype: np.dtype[Any]) -> Iterator[Any]:
     """Yield descriptions that may make `dtype`, but for its metadata, and that hold types besides plain objects."""
     if dtype.subdtype is not None:
-        yield _field_spec(dtype.base), tuple(map(int, dtype.shape))
+        yield _part_spec(dtype.base), tuple(map(int, dtype.shape))
     elif dtype.names is None:
         yield from (dtype.str, dtype.type, (dtype.type, dtype.str))
     else:
-        spec = structure_spec(dtype, _field_spec)
+        spec = structure_spec(dtype, _part_spec)
         yield spec if dtype.type is np.void else (dtype.type, spec)      # numpy.record
 
 
-def _field_spec(dtype: np.dtype[Any]) -> Any:
-    spec = exact_spec(dtype)
+def _part_spec(dtype: np.dtype[Any]) -> Any:
+    """Return a description of a part of a dtype: where plain objects do not tell all, the part itself."""
+    spec = exact_spec(dtype) if dtype.base.names is None else None
     return dtype if spec is None else spec
 
 
@@ -116,34 +117,49 @@ def _reduce_scalar(x: Any) -> Any:
     return np.take, (array, 0)
 
 
-def _reduce_array(a: np.ndarray[Any, Any]) -> Any:
-    t: Any = type(a)
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    a, t = array, type(array)
     if t in PLAIN_ARRAYS or t is Root:
-        a, t = a.view(np.ndarray), np.ndarray
+        a, t = array.view(np.ndarray), np.ndarray
     if t is np.ma.MaskedArray and a._baseclass in PLAIN_ARRAYS:          # type: ignore[attr-defined]
         x: Any = a
         # nomask is the one numpy.bool_(False) there is, and comes back as that.
-        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, x._fill_value, True, x._hardmask)
-    if a.dtype.byteorder not in "=|" and not a.dtype.isnative and (t is np.ndarray or _is_plain(t)):
+        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, x._fill_value, False, x._hardmask)
+    foreign = a.dtype.byteorder not in "=|" and not a.dtype.isnative
+    if t is not np.ndarray and _is_plain(t) and (foreign or not _can_be_empty(t)):
+        return methodcaller("view", t), (a.view(np.ndarray),)
+    if t is np.ndarray and foreign:
         # __setstate__ would turn the byte order into the native one.
-        if t is not np.ndarray:
-            return methodcaller("view", t), (a.view(np.ndarray),)
         raw = np.frombuffer(a.tobytes("A"), np.uint8)
         return np.ndarray, (a.shape, a.dtype, raw, 0, None, array_order(a))
+    if t is np.ndarray and a.dtype.names is not None and a.nbytes and not a.dtype.hasobject:
+        whole = whole_elements(a)
+        a = a if whole is a else whole.copy().view(a.dtype)
     reduced = a.__reduce_ex__(4)
     function = reduced[0]
     if getattr(function, "__name__", "") != "_reconstruct" or "numpy" not in function.__module__:
         return reduced               # the subclass has its own way
-    if t is np.ndarray:
+    if t is not np.ndarray:
+        # What numpy's private function does is ndarray.__new__(subclass, (0,)); so does this old function of pickle's.
+        return copyreg._reconstructor, (t, np.ndarray, (0,)), reduced[2]     # type: ignore[attr-defined]
+    if type(array) is np.ndarray:
         return copyreg.__newobj__, (np.ndarray, (0,)), reduced[2]        # type: ignore[attr-defined]
-    # What numpy's private function does is ndarray.__new__(subclass, (0,)); so does this old function of pickle's.
-    return copyreg._reconstructor, (t, np.ndarray, (0,)), reduced[2]     # type: ignore[attr-defined]
+    return np.ndarray, ((0,),), reduced[2]          # a memmap: pickle refuses to call another class's __new__ for it
 
 
 def _is_plain(t: Any) -> bool:
     """Whether instances of `t`, a subclass of ndarray, are pickled by ndarray's own methods."""
     own = ("__reduce__", "__reduce_ex__", "__setstate__")
     return all(getattr(t, name) is getattr(np.ndarray, name) for name in own)
+
+
+def _can_be_empty(t: Any) -> bool:
+    """Whether `t`, a subclass of ndarray, puts up with an array of no numbers; numpy.chararray does not."""
+    try:
+        np.ndarray.__new__(t, (0,))
+    except Exception:       # whatever its ``__array_finalize__`` raises
+        return False
+    return True
 
 
 # Length of the argument of each opcode; negative: minus the number of bytes that count what follows them.
@@ -156,10 +172,15 @@ _BIG = (fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4)
 # Runs of opcodes that need no look: no memo, no frame, no counted argument. The C matcher skips a long list of
 # numbers forty times faster than a loop would.
 _PLAIN_RUN = re.compile(rb"(?s:G.{8}|K.|M..|J.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91])+")
+# The same, and short texts and fetching from the memo, as they stand in rewritten opcodes.
+_READING_RUN = re.compile(
+    rb"(?s:G.{8}|K.|M..|J.{4}|j.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91\x93]|\x8c(?:"
+    + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b"))+")
 
 
 _INDEXED = (fmt.BINGET, fmt.LONG_BINGET, fmt.LONG_BINPUT)
-_CHANGING = frozenset((fmt.MEMOIZE, fmt.PROTO, fmt.FRAME, fmt.STOP, *_INDEXED))
+_EXTENSIONS = (0x82, 0x83, 0x84)
+_CHANGING = frozenset((fmt.MEMOIZE, fmt.PROTO, fmt.FRAME, fmt.STOP, *_INDEXED, *_EXTENSIONS))
 _PRIVATE = re.compile(rb"numpy\.")
 
 
@@ -175,7 +196,7 @@ def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[
     """Make the opcodes of a whole pickle fit to stand inside another.
 
     PROTO, FRAME and STOP go; so do the memo entries that nothing fetches; the others are renumbered from
-    `base` on; names of private numpy modules become the public ones.
+    `base` on; names of private numpy modules become the public ones, and extension codes the names they stand for.
 
     Parameters
     ----------
@@ -211,6 +232,11 @@ def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[
                 new = encode_literal(spelled[index])
             else:
                 new = bytes((fmt.LONG_BINGET,)) + renumbered[index].to_bytes(4, "little")
+        elif op in _EXTENSIONS:
+            # A code of copyreg's registry means nothing in another process.
+            code = int.from_bytes(data[start + 1:end], "little")
+            module, name = copyreg._inverted_registry[code]             # type: ignore[attr-defined]
+            new = encode_literal(module) + encode_literal(name) + bytes((fmt.STACK_GLOBAL,))
         elif op in _BIG:
             head = start + 1 - _ARGUMENT[op]
             new = fmt.end_aligned(bytes(data[start:head]), data[head:end], end - head)
@@ -390,12 +416,14 @@ def decode_pickled(ops: Buffer, memo: int) -> Any:
         Whatever the value's own classes raise: one that cannot be imported, AttributeError or ImportError.
     """
     try:
-        if memo > SPARSE_MEMO:
-            # An unpickler's memo is an array as long as the highest index: number them from 0 again.
-            ops = bytes(ops)
-            if bytes((fmt.LONG_BINPUT,)) in ops:
-                indices = [index for _, _, op, index in _interesting(memoryview(ops)) if op in _INDEXED]
-                ops = shift_memo(ops, -min(indices)) if indices else ops
+        ops = bytes(ops)
+        if bytes((fmt.LONG_BINPUT,)) in ops:
+            # An unpickler's memo is an array as long as the highest index: a damaged one may ask for gigabytes.
+            indices = _indices_put(ops)
+            if indices and max(indices) - min(indices) >= len(indices):
+                raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
+            if indices and memo > SPARSE_MEMO:
+                ops = shift_memo(ops, -min(indices))            # number them from 0 again
         return pickle.loads(b"".join((b"\x80\x04", ops, b".")))
     except (pickle.PickleError, EOFError, IndexError, OverflowError, UnicodeDecodeError) as exc:
         raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
@@ -403,7 +431,25 @@ def decode_pickled(ops: Buffer, memo: int) -> Any:
 
 def highest_memo(ops: Buffer) -> int:
     """Return the first memo index above all that a value's opcodes set, or 0 if they set none."""
-    data = bytes(ops)
-    if bytes((fmt.LONG_BINPUT,)) not in data:
-        return 0
-    return max((index + 1 for _, _, op, index in _interesting(memoryview(data)) if op == fmt.LONG_BINPUT), default=0)
+    return max(_indices_put(bytes(ops)), default=-1) + 1
+
+
+def _indices_put(ops: bytes) -> list[int]:
+    """Return the memo indices that rewritten opcodes set."""
+    at, n = 0, len(ops)
+    found: list[int] = []
+    while at < n:
+        run = _READING_RUN.match(ops, at)
+        if run:
+            at = run.end()
+            if at >= n:
+                break
+        width = _ARGUMENT[ops[at]]
+        if width == -9:
+            raise CorruptError(f"an opcode of an old protocol: 0x{ops[at]:02x}")
+        end = at + 1 + abs(width)
+        argument = int.from_bytes(ops[at + 1:end], "little") if width else 0
+        if ops[at] == fmt.LONG_BINPUT:
+            found.append(argument)
+        at = end + argument if width < 0 else end
+    return found

@@ -56,6 +56,8 @@ LOCK_BYTE = 1 << 62             # on Windows, where locks cover bytes: one far b
 # File systems that never have to find new blocks for a byte that has its block already, so that a store into
 # the map cannot end in a bus error on a full disk. Elsewhere (copy on write, network) stores are pwrite calls.
 IN_PLACE = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
+# Processors that show one core's stores to the others in their order; elsewhere each store is a system call.
+ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64", "i386", "i586", "i686")
 _in_place: dict[int, bool] = {}
 
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -237,7 +239,7 @@ class File:
         self.tag = fmt.file_tag(self.file_id)
         self.windows: list[Window] = []
         self.epoch = 0              # moves when windows were let go
-        self.in_place = self.writable and _stores_in_place(status.st_dev)
+        self.in_place = self.writable and ORDERED and _stores_in_place(status.st_dev)
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
             self._statx_device = (self._statx() or (0, 0, 0))[2]

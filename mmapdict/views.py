@@ -190,5 +190,6 @@ def map_masked(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtyp
     x._mask = mask
     x._sharedmask = False
     x._hardmask = hard_mask
-    x._fill_value = fill_value
+    if fill_value is not None:
+        x._fill_value = fill_value
     return x    # type: ignore[no-any-return]

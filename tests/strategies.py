@@ -101,12 +101,13 @@ LAYOUTS = ["C", "F", "strided", "reversed", "transposed", "broadcast", "read-onl
 
 
 @st.composite
-def shapes(draw, itemsize=1):
+def shapes(draw, dtype):
     """A shape of 0 to `DIMENSIONS_MAX` dimensions, sizes of 0 included, whose array takes at most `NBYTES_MAX`."""
     shape = draw(st.lists(st.integers(0, 5), max_size=4))
     if draw(st.integers(0, 9)) == 0:
-        shape += [1] * (draw(st.sampled_from([DIMENSIONS_MAX, 32])) - len(shape))
-    while math.prod(shape) * itemsize > NBYTES_MAX:
+        # Sub-arrays have dimensions of their own, which come on top when numpy takes a field.
+        shape += [1] * (draw(st.sampled_from([DIMENSIONS_MAX, 32])) - (12 if dtype.names else 0) - len(shape))
+    while math.prod(shape) * dtype.itemsize > NBYTES_MAX:
         shape.remove(max(shape))
         shape.append(1)
     return tuple(shape)
@@ -181,21 +182,21 @@ def arrays(draw, dtype=None, layout=None):
         Of one of `LAYOUTS`.
     """
     dtype = draw(dtypes() if dtype is None else dtype)
-    array = filled(draw(shapes(dtype.itemsize)), dtype, draw(st.integers(0, 99)))
+    array = filled(draw(shapes(dtype)), dtype, draw(st.integers(0, 99)))
     return laid_out(array, draw(st.sampled_from(LAYOUTS) if layout is None else layout))
 
 
 @st.composite
-def masked_arrays(draw):
+def masked_arrays(draw, layout=None):
     """A masked array: with and without a mask, a fill value, a hard mask; structured, 0-d, in any layout."""
-    data = draw(arrays())
+    data = draw(arrays(layout=layout))
     kind = draw(st.sampled_from(["nomask", "unmasked", "mask", "mask"]))
     mask = numpy.ma.nomask
     if kind != "nomask":
         mask = numpy.zeros(data.shape, numpy.ma.make_mask_descr(data.dtype))
         if kind == "mask":
             mask = filled(data.shape, mask.dtype, draw(st.integers(0, 99)))
-        mask = laid_out(mask, draw(st.sampled_from(["C", "F", "strided"])))
+        mask = laid_out(mask, draw(st.sampled_from(["C", "F", "strided"]) if layout is None else layout))
     try:
         masked = data.view(numpy.ma.MaskedArray)
     except Exception:  # numpy has no fill value for some structured dtypes, and then no masked array
@@ -228,8 +229,9 @@ def hashable_values():
 
 
 def numpy_values():
-    """Arrays, masked arrays, scalars, dtypes, ufuncs and functions of numpy."""
-    return st.one_of(arrays(), masked_arrays(), scalars(), dtypes(), st.sampled_from(
+    """Contiguous arrays and masked arrays, scalars, dtypes, ufuncs and functions of numpy."""
+    layout = st.sampled_from(["C", "F", "read-only"])
+    return st.one_of(arrays(layout=layout), masked_arrays(layout), scalars(), dtypes(), st.sampled_from(
         [numpy.ma.masked, numpy.add, numpy.sin, numpy.sum, numpy.float64, numpy.bool_, numpy.longdouble, numpy.ndarray,
          numpy.linalg.norm, numpy.dtype, numpy.dtype("O"), numpy.pi, numpy.newaxis]))
 

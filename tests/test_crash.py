@@ -206,7 +206,7 @@ def check_killed(case, path, stores=None, mend=True):
         reached = find_state(case, load(data, load_c), reached)
         if content(load(data, load_python)) != summaries[reached]:
             raise Objection("the pure-Python unpickler sees another state after %d stores" % done)
-        path.write_bytes(data)
+        faults.overwrite(path, data)
         with mmapdict.open(path, "r") as d:
             if content(d) != summaries[reached] or len(d) != len(summaries[reached]):
                 raise Objection("mmapdict reads something else after %d stores" % done)
@@ -269,7 +269,7 @@ def test_a_state_that_only_a_killed_writer_leaves_is_mended_by_the_next_operatio
         for data in case.replayed():
             for operation in (lambda d: d.pop("b", None), lambda d: d.clear(), lambda d: put(d, "b", 5),
                               lambda d: d.setdefault("b", 5), lambda d: create(d, "hole", 3, "u1")):
-                path.write_bytes(data)
+                faults.overwrite(path, data)
                 model = load_c(data)
                 with mmapdict.open(path, "r+") as d:
                     operation(d)
@@ -282,7 +282,7 @@ def test_a_killed_replacement_of_a_killed_replacement(tmp_path, recorder):
     first = record(recorder, tmp_path / "written", "replace an array")
     path, killed = tmp_path / "second", tmp_path / "killed"
     for data in first.replayed():
-        path.write_bytes(data)
+        faults.overwrite(path, data)
         model = load_c(data)
         with mmapdict.open(path, "r+") as d:
             case = perform(recorder, d, model, assign("b", "third"))

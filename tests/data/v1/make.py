@@ -2,9 +2,9 @@
 
     python tests/data/v1/make.py [FOLDER]       (its own folder, if none is given)
 
-It writes, for each entry of `FILES`, ``NAME.mmapdict`` and ``NAME.dis.txt``, and ``expected.json`` with the fingerprints
-of what the files hold, taken from the objects before they were stored. It overwrites nothing. File id and boot id are
-fixed, so the same encoder makes the same bytes; tests/test_golden.py says if they are no longer the same.
+It writes, for each entry of `FILES`, ``NAME.mmapdict`` and ``NAME.dis.txt``, and ``expected.json`` with the
+fingerprints of what the files hold, taken from the objects before they were stored. It overwrites nothing. File id and
+boot id are fixed, so the same encoder makes the same bytes; tests/test_golden.py says if they are no longer the same.
 """
 
 import contextlib
@@ -151,9 +151,11 @@ def values(path):
     """Values that are not arrays."""
     return store_all(path, {
         "none": None, "true": True, "int": -7, "big int": 10**30, "float": 2.5, "inf": float("-inf"), "complex": 1 - 2j,
-        "text": "\xe4\u65e5\ud800", "bytes": bytes(range(256)), "bytearray": bytearray(b"abc"), "empty": [(), [], {}, ""],
+        "text": "\xe4\u65e5\ud800", "bytes": bytes(range(256)), "bytearray": bytearray(b"abc"),
+        "empty": [(), [], {}, ""],
         "list": [1, [2.5, [None]]], "tuple": (1, (2, 3), (4, 5, 6, 7)), "set": {1}, "frozenset": frozenset([2]),
-        "dict": {"a": 1, 2: {"b": ()}}, "longer than its check covers": [letter * 250 for letter in "abcdefghijklmnopq"],
+        "dict": {"a": 1, 2: {"b": ()}},
+        "longer than its check covers": [letter * 250 for letter in "abcdefghijklmnopq"],
         "range": range(1, 10, 2), "date": datetime.date(2000, 2, 29), "span": datetime.timedelta(1, 2, 3),
         "time": datetime.datetime(2024, 2, 29, 12, 30, 1, 5), "decimal": decimal.Decimal("1.10")})
 
@@ -162,7 +164,8 @@ def shared(path):
     """References inside a value: the memo."""
     part = [1, 2]
     return store_all(path, {"twice": [part, part], "none": 1, "tuples": ((part,), (part,)),
-                            "pairs": {n: (m, m) for n, m in enumerate([[0], [1], [2]])}, "again": {"a": part, "b": [part]}})
+                            "pairs": {n: (m, m) for n, m in enumerate([[0], [1], [2]])},
+                            "again": {"a": part, "b": [part]}})
 
 
 def numpy_values(path):
@@ -197,8 +200,9 @@ def counting(dtype, shape=(3,)):
 
 def dtypes(path):
     """Arrays of simple dtypes in both byte orders."""
-    found = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", ">i2", ">u4",
-             ">f8", ">c16", "S3", "<U3", ">U3", "V5", "<M8[ns]", "<M8[25us]", ">M8[D]", "<m8[s]", ">m8[ms]", "S0"]
+    found = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16",
+             ">i2", ">u4", ">f8", ">c16", "S3", "<U3", ">U3", "V5", "<M8[ns]", "<M8[25us]", ">M8[D]", "<m8[s]",
+             ">m8[ms]", "S0"]
     return store_all(path, {dtype: counting(dtype) for dtype in found})
 
 
@@ -400,7 +404,8 @@ def dead_in_clear(path):
 def replacing(path):
     """Marked as about to be replaced by a writer that died before it did so."""
     items = before(path)
-    with unittest.mock.patch.object(birth.os, "replace", side_effect=Killed), killed_before("superseded or normal"):
+    with unittest.mock.patch.object(birth.os, "replace", side_effect=Killed), \
+            killed_before("superseded or normal"):
         mmapdict.open(path, "w")
     return items
 
@@ -417,8 +422,8 @@ def superseded(path):
 
 FILES = {function.__name__: function for function in (
     empty, example, keys, equal_keys, values, shared, numpy_values, dtypes, structured, shapes, masked, holes, changes,
-    cleared, big_texts, big_arrays, unpublished, torn, dead_before_publish, dead_after_publish, dead_before_kill, dead_after_kill,
-    dead_before_clear, dead_in_clear, replacing, superseded)}
+    cleared, big_texts, big_arrays, unpublished, torn, dead_before_publish, dead_after_publish, dead_before_kill,
+    dead_after_kill, dead_before_clear, dead_in_clear, replacing, superseded)}
 
 
 def make(name, path):
