@@ -6,6 +6,7 @@ file.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Optional, Union
 
@@ -43,14 +44,46 @@ def dtype_spec(dtype: np.dtype[Any], aligned: bool = False) -> Any:
     dtype : numpy.dtype
     aligned : bool
         Whether it is a field of an aligned structure. numpy would align it too, if it were given as a dict; it
-        does not if the dict describes the fields of bytes: ``("|V16", dict)``.
+        does not if the dict describes the fields of bytes: ``("|V16", dict)``. (And numpy 1 dies of a division
+        by zero if a structure without fields is given as a dict there.)
     """
     if dtype.subdtype is not None:
         return dtype_spec(dtype.base, aligned), tuple(map(int, dtype.shape))
     if dtype.names is None:
         return dtype.str
     spec = structure_spec(dtype, lambda field: dtype_spec(field, dtype.isalignedstruct))
-    return (f"|V{dtype.itemsize}", spec) if aligned and not dtype.isalignedstruct else spec
+    return (f"|V{dtype.itemsize}", spec) if aligned and not (dtype.isalignedstruct and dtype.names) else spec
+
+
+_SIMPLE_SPEC = re.compile(r"[|<>](?:[biufcSUV]\d{1,10}|[Mm]8(?:\[\d{0,10}[A-Za-z]{1,7}\])?)")
+
+
+def check_spec(spec: Any, aligned: bool = False) -> None:
+    """Raise ValueError unless `spec` can be what `dtype_spec` returns.
+
+    `numpy.dtype` takes much more, runs parsers of several kinds over texts, and does not survive everything.
+    """
+    if type(spec) is str:
+        if not _SIMPLE_SPEC.fullmatch(spec):
+            raise ValueError(f"{spec!r} describes no simple dtype")
+    elif type(spec) is tuple and len(spec) == 2:
+        base, rest = spec
+        if type(rest) is dict:
+            if type(base) is not str or base[:2] != "|V":
+                raise ValueError(f"fields of {base!r}")
+            aligned = False
+        elif type(rest) is not tuple or not all(type(n) is int and n >= 0 for n in rest):
+            raise ValueError(f"{rest!r} is no shape of a sub-array")
+        check_spec(base)
+        check_spec(rest if type(rest) is dict else base, aligned)
+    elif type(spec) is dict and spec.keys() <= {"names", "formats", "offsets", "itemsize", "titles", "aligned"}:
+        names, formats = spec.get("names"), spec.get("formats")
+        if type(names) is not list or type(formats) is not list or not (names or not aligned):
+            raise ValueError("a structure without its fields")
+        for part in formats:
+            check_spec(part, aligned or spec.get("aligned") is True)
+    else:
+        raise ValueError(f"{spec!r} describes no dtype")
 
 
 def structure_spec(dtype: np.dtype[Any], field_spec: Callable[[np.dtype[Any]], Any]) -> dict[str, Any]:
@@ -265,6 +298,20 @@ def hole_parts(shape: tuple[int, ...], dtype: np.dtype[Any], order: Order) -> Op
     return None if template is None else [template.head, template.payload, template.tail]
 
 
+def fill_value(x: Any) -> Optional[np.ndarray[Any, Any]]:
+    """Return the fill value of a masked array, shape () and of its dtype, or None if it was not set.
+
+    One of another dtype is numpy's default, noted when somebody looked at it. It can be none that could be set:
+    999999 for bytes, the text "?" for some times.
+    """
+    fill = np.asarray(x._fill_value)
+    if x._fill_value is None or not np.can_cast(fill.dtype, x.dtype, "equiv"):
+        return None
+    value = np.zeros((), x.dtype)       # what is in the gaps of a structure is known so
+    value[...] = fill
+    return value
+
+
 def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
     """Return the parts of a masked array, or None if its dtype cannot be mapped."""
     data = np.asarray(x._data)
@@ -276,8 +323,9 @@ def encode_masked(x: Any) -> Optional[list[Union[bytes, Payload]]]:
         mask = encode_array(np.asarray(x._mask))
         mask = mask.parts       # booleans in the structure of a mappable dtype are mappable too
     fill: Any = [b"N"]
-    if x._fill_value is not None:
-        fill = encode_array(np.asarray(x._fill_value, data.dtype))
+    value = fill_value(x)
+    if value is not None:
+        fill = encode_array(value)
         fill = fill.parts
         if fill[1].nbytes <= fmt.BIG_PAYLOAD:
             # A 0-d array in one run of opcodes: it is copied, not mapped, and needs no place of its own.
@@ -408,6 +456,7 @@ class _Cursor:
         dtype = _dtypes.get(ops)
         if dtype is None:
             try:
+                check_spec(spec)
                 dtype = np.dtype(spec)
             except Exception as exc:        # numpy's parsers raise whatever they stumble over
                 raise self.fail(f"{spec!r} is not a dtype: {exc}") from exc

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
-from pickle import PicklingError
 from typing import Any, Optional, Union
 
 from . import format as fmt
@@ -204,6 +203,10 @@ class Index:
 
     # -- changing: the caller holds the lock --------------------------------------------------------------------
 
+    def _may_be_memo(self, memo: int) -> bool:
+        """Whether the memo's high-water mark makes sense: each index took an opcode of 5 bytes."""
+        return fmt.MEMO_START <= memo <= fmt.MEMO_START + (self.end - fmt.HEADER_SIZE) // 5
+
     def begin(self) -> None:
         """Come up to date under a fresh lock; mend what a writer left that died inside a sequence (I5)."""
         cells = self.file.cells
@@ -218,7 +221,7 @@ class Index:
             self.recover()
             return
         self.walk()
-        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not fmt.MEMO_START <= cells[_MEMO] <= fmt.MEMO_END
+        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not self._may_be_memo(cells[_MEMO])
         if not self._header_checked:
             self._header_checked = True
             stale = stale or cells[_LIVE] != self.count() \
@@ -422,7 +425,7 @@ class Index:
                 dead += record.end - record.offset
             elif record.entry:
                 _, _, at, view, base = self.read_head(record.offset)
-                with suppress(CorruptError, PicklingError):         # one bad value does not stop all writers
+                with suppress(CorruptError):            # one bad value does not stop all writers
                     if decode_info(view, base, at, record.body_end) is None:
                         memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()

@@ -279,7 +279,7 @@ class MmapDict(MutableMapping[Any, Any]):
         if info is None:
             ops = view[at - base:record.body_end - base]
             try:
-                return decode_pickled(ops, self._cells[_MEMO])
+                return decode_pickled(ops)
             except CorruptError as exc:
                 raise CorruptError(exc.message, self._path, at) from exc
         root = self._file.window(record.offset, record.end).root

@@ -18,7 +18,7 @@ from typing import Any, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import array_order, exact_spec, same_dtype, structure_spec, whole_elements
+from .arrays import array_order, exact_spec, fill_value, same_dtype, structure_spec, whole_elements
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import encode_literal
@@ -124,7 +124,7 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     if t is np.ma.MaskedArray and a._baseclass in PLAIN_ARRAYS:          # type: ignore[attr-defined]
         x: Any = a
         # nomask is the one numpy.bool_(False) there is, and comes back as that.
-        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, x._fill_value, False, x._hardmask)
+        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, fill_value(x), False, x._hardmask)
     foreign = a.dtype.byteorder not in "=|" and not a.dtype.isnative
     if t is not np.ndarray and _is_plain(t) and (foreign or not _can_be_empty(t)):
         return methodcaller("view", t), (a.view(np.ndarray),)
@@ -396,17 +396,18 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 
 
 SPARSE_MEMO = 1 << 14
+# Stands before a value's opcodes when they are run. If it is not there behind them, one of them was a STOP.
+_SENTINEL = "before the value"
+_BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
 
 
-def decode_pickled(ops: Buffer, memo: int) -> Any:
+def decode_pickled(ops: Buffer) -> Any:
     """Unpickle a value's opcodes.
 
     Parameters
     ----------
     ops : buffer
         Without PROTO and STOP.
-    memo : int
-        The file's memo high-water mark.
 
     Raises
     ------
@@ -422,11 +423,17 @@ def decode_pickled(ops: Buffer, memo: int) -> Any:
             indices = _indices_put(ops)
             if indices and max(indices) - min(indices) >= len(indices):
                 raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
-            if indices and memo > SPARSE_MEMO:
+            if indices and max(indices) > SPARSE_MEMO:
                 ops = shift_memo(ops, -min(indices))            # number them from 0 again
-        return pickle.loads(b"".join((b"\x80\x04", ops, b".")))
+        found = pickle.loads(b"".join((_BEFORE_VALUE, ops, b"\x86.")))
+    except MemoryError:
+        _indices_put(bytes(ops))            # finds a damaged size
+        raise
     except (pickle.PickleError, EOFError, IndexError, OverflowError, UnicodeDecodeError) as exc:
         raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
+    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not str or found[0] != _SENTINEL:
+        raise CorruptError("a value's opcodes are damaged: they do not push one object")
+    return found[1]
 
 
 def highest_memo(ops: Buffer) -> int:
@@ -452,4 +459,6 @@ def _indices_put(ops: bytes) -> list[int]:
         if ops[at] == fmt.LONG_BINPUT:
             found.append(argument)
         at = end + argument if width < 0 else end
+        if at > n:
+            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
     return found

@@ -47,6 +47,7 @@ ADVISE_FROM = 8 << 20
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
 GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
 CELL_MAX = (1 << 64) - 1
+OFFSET_MAX = (1 << 63) - 1       # of a byte in a file
 GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
 ZERO_STEP = 1 << 20
 AHEAD_LEAST = 4 << 20
@@ -386,6 +387,8 @@ class File:
         OSError
             ENOSPC, EFBIG, ...: there is no room. The file is as before, but for bytes behind the STOP.
         """
+        if end > OFFSET_MAX:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
         if self.size > start:
             self.truncate(start)
         if end <= start:

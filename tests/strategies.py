@@ -132,10 +132,12 @@ def filled(shape, dtype, seed):
 
 
 def _make_valid(array):
-    """Make code points and truth values valid."""
+    """Make code points, truth values and times without a unit valid."""
     if array.dtype.names is not None:
         for name in array.dtype.names:
             _make_valid(array[name])
+    elif array.dtype.kind == "M" and numpy.datetime_data(array.dtype)[0] == "generic":
+        array[...] = "NaT"  # numpy cannot print any other
     elif array.dtype.kind == "b":
         array[...] = array.view(numpy.uint8) & 1
     elif array.dtype.kind == "U" and array.dtype.itemsize:
@@ -202,7 +204,7 @@ def masked_arrays(draw, layout=None):
     except Exception:  # numpy has no fill value for some structured dtypes, and then no masked array
         reject()
     masked._mask, masked._sharedmask = mask, False
-    if data.size and draw(st.booleans()):
+    if data.nbytes and draw(st.booleans()):
         masked._fill_value = numpy.array(data[(0,) * data.ndim], data.dtype)
     if draw(st.booleans()):
         masked.harden_mask()
