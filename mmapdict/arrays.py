@@ -266,13 +266,16 @@ class EncodedArray:
         return [template.head, Payload(payload.head, self.data, payload.nbytes, payload.alignment), template.tail]
 
 
-def whole_elements(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the elements of a structured array as plain bytes, if a copy is going to be made of them.
-
-    numpy copies structures field by field, and leaves in the gaps between them whatever was in memory.
-    """
+def element_bytes(a: np.ndarray[Any, Any]) -> bytes:
+    """Return the bytes of an array's elements, in the order of `array_order`."""
     flags = a.flags
-    return a if flags.c_contiguous or flags.f_contiguous else a.view(f"V{a.dtype.itemsize}")
+    if not (flags.c_contiguous or flags.f_contiguous):
+        if a.dtype.names is not None and a.nbytes:
+            # numpy copies structures field by field, and leaves in the gaps between them whatever was in memory.
+            a = a.view(f"V{a.dtype.itemsize}")
+        if a.ndim > 32:
+            a = a.copy()            # `tobytes` of some numpys cannot do it
+    return a.tobytes("A")
 
 
 def encode_array(a: np.ndarray[Any, Any]) -> Optional[EncodedArray]:
@@ -281,11 +284,9 @@ def encode_array(a: np.ndarray[Any, Any]) -> Optional[EncodedArray]:
     if template is None:
         return None
     nbytes = template.nbytes
-    if template.names is not None and nbytes:
-        a = whole_elements(a)
     if nbytes > COPY_MAX:
         return EncodedArray(template, a)
-    data = a.tobytes("A")
+    data = element_bytes(a)
     padding = template.payload.nbytes - nbytes
     return EncodedArray(template, data + bytes(padding) if padding else data)
 
@@ -304,10 +305,13 @@ def fill_value(x: Any) -> Optional[np.ndarray[Any, Any]]:
     One of another dtype is numpy's default, noted when somebody looked at it. It can be none that could be set:
     999999 for bytes, the text "?" for some times.
     """
-    fill = np.asarray(x._fill_value)
+    fill: np.ndarray[Any, Any] = np.asarray(x._fill_value)
     if x._fill_value is None or not np.can_cast(fill.dtype, x.dtype, "equiv"):
         return None
-    value = np.zeros((), x.dtype)       # what is in the gaps of a structure is known so
+    if x.dtype.hasobject:
+        return fill
+    # Not by numpy.zeros, which changes some dtypes; and zeros, so that nothing unknown is in the gaps of a structure.
+    value: np.ndarray[Any, Any] = np.ndarray((), x.dtype, bytearray(max(1, x.dtype.itemsize)))
     value[...] = fill
     return value
 
@@ -368,7 +372,7 @@ def _copied_pieces(a: np.ndarray[Any, Any]) -> Iterator[bytes]:
     """Yield a non-contiguous array's bytes in C order, in pieces of about `PIECE` bytes."""
     if a.nbytes <= PIECE or a.ndim == 0:
         if a.nbytes:
-            yield a.tobytes()
+            yield element_bytes(a)
         return
     row = a.nbytes // a.shape[0]
     step = max(1, PIECE // row)
@@ -377,7 +381,7 @@ def _copied_pieces(a: np.ndarray[Any, Any]) -> Iterator[bytes]:
             yield from _copied_pieces(part)
         return
     for i in range(0, a.shape[0], step):
-        yield a[i:i + step].tobytes()
+        yield element_bytes(a[i:i + step])
 
 
 def raw_bytes(payload: Payload) -> bytes:

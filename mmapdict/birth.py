@@ -53,7 +53,8 @@ def _link_nameless(path: str, content: bytes) -> bool:
         fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
         try:
             _write_all(fd, content)
-            os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+            # Without a dir_fd Python calls link(), which does not follow. The path is absolute, so it is not used.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
             return True
         finally:
             os.close(fd)
@@ -81,7 +82,8 @@ def _write_beside(path: str, content: bytes) -> str:
     """Write `content` to a new file in the folder of `path` and return its name."""
     # Not the name with something behind it: that could be too long.
     temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.mmapdict-new")
-    _write_new(temporary, content)
+    if not (HAVE_TMPFILE and _link_nameless(temporary, content)):
+        _write_new(temporary, content)
     return temporary
 
 

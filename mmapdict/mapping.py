@@ -702,8 +702,8 @@ class MmapDict(MutableMapping[Any, Any]):
         Yields
         ------
         Change
-            Keys that were added, replaced (their records are others) and removed since the last one. What is
-            in the file when iteration begins is not reported.
+            Keys that were added, replaced (their records are others) and removed since the last one, the first
+            time since `watch` was called.
 
         Notes
         -----
@@ -711,7 +711,10 @@ class MmapDict(MutableMapping[Any, Any]):
         """
         with self._mutex:
             file, snapshot = self._snapshot()
-            before, moment = dict(snapshot), self._moment()
+            return self._changes(file, dict(snapshot), self._moment(), timeout)
+
+    def _changes(self, file: store.File, before: dict[Any, int], moment: tuple[bytes, int],
+                 timeout: Optional[float]) -> Iterator[Change]:
         while True:
             next_moment = self._wait(moment, timeout)
             if next_moment is None:

@@ -18,7 +18,7 @@ from typing import Any, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import array_order, exact_spec, fill_value, same_dtype, structure_spec, whole_elements
+from .arrays import array_order, element_bytes, exact_spec, fill_value, same_dtype, structure_spec
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import encode_literal
@@ -124,17 +124,19 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     if t is np.ma.MaskedArray and a._baseclass in PLAIN_ARRAYS:          # type: ignore[attr-defined]
         x: Any = a
         # nomask is the one numpy.bool_(False) there is, and comes back as that.
-        return np.ma.MaskedArray, (np.asarray(x._data), x._mask, None, False, True, 0, fill_value(x), False, x._hardmask)
+        data = np.asarray(x._data)
+        return np.ma.MaskedArray, (data, x._mask, None, False, True, 0, fill_value(x), False, x._hardmask)
     foreign = a.dtype.byteorder not in "=|" and not a.dtype.isnative
     if t is not np.ndarray and _is_plain(t) and (foreign or not _can_be_empty(t)):
         return methodcaller("view", t), (a.view(np.ndarray),)
     if t is np.ndarray and foreign:
         # __setstate__ would turn the byte order into the native one.
-        raw = np.frombuffer(a.tobytes("A"), np.uint8)
+        raw = np.frombuffer(element_bytes(a), np.uint8)
         return np.ndarray, (a.shape, a.dtype, raw, 0, None, array_order(a))
-    if t is np.ndarray and a.dtype.names is not None and a.nbytes and not a.dtype.hasobject:
-        whole = whole_elements(a)
-        a = a if whole is a else whole.copy().view(a.dtype)
+    flags = a.flags
+    if not (flags.c_contiguous or flags.f_contiguous) and (a.dtype.names is not None or a.ndim > 32):
+        if t is np.ndarray and a.nbytes and not a.dtype.hasobject:
+            a = np.ndarray(a.shape, a.dtype, element_bytes(a))
     reduced = a.__reduce_ex__(4)
     function = reduced[0]
     if getattr(function, "__name__", "") != "_reconstruct" or "numpy" not in function.__module__:

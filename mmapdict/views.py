@@ -135,6 +135,8 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:                       # a += 1, out=a
             return array
+        if array.base is self:                  # squeeze: a view of the file, and no result
+            return array.view(memmap)
         if type(array) is not np.ndarray:
             array = array.view(np.ndarray)
         return array[()] if return_scalar or array.ndim == 0 else array

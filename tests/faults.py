@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mmapdict import birth, store
 
+
 def overwrite(path, data):
     """Make `data` the content of the file at `path`, fast: without cutting it to nothing first."""
     with open(path, "r+b" if os.path.exists(path) else "wb") as f:

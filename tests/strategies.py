@@ -26,7 +26,8 @@ def sized(n, unit):
     return (unit * (n // len(unit) + 1))[:n]
 
 
-big_texts = st.builds(sized, st.sampled_from([255, 256, 4096, 4097, 5000]), st.sampled_from(["abc", "é日\ud800\U0001f600"]))
+big_texts = st.builds(sized, st.sampled_from([255, 256, 4096, 4097, 5000]),
+                      st.sampled_from(["abc", "é日\ud800\U0001f600"]))
 big_bytes = st.builds(sized, st.sampled_from([255, 256, 4096, 4097, 5003]), st.just(b"\x00\xff.("))
 key_parts = st.one_of(st.none(), st.booleans(), integers, st.floats(allow_nan=False), texts, st.binary(max_size=20))
 
@@ -34,13 +35,15 @@ key_parts = st.one_of(st.none(), st.booleans(), integers, st.floats(allow_nan=Fa
 def keys():
     """Anything that may be a key; long texts and bytes among them."""
     return st.one_of(key_parts, big_texts, big_bytes,
-                     st.recursive(key_parts | big_texts, lambda part: st.lists(part, max_size=4).map(tuple), max_leaves=8))
+                     st.recursive(key_parts | big_texts, lambda part: st.lists(part, max_size=4).map(tuple),
+                                  max_leaves=8))
 
 
 # -- dtypes ---------------------------------------------------------------------------------------------------------
 
 TIME_UNITS = ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"]
-NUMBERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G", "q", "Q", "l", "L"]
+NUMBERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "l", "L", "q", "Q", "f2", "f4", "f8", "g", "c8",
+           "c16", "G"]
 
 
 @st.composite
@@ -137,7 +140,7 @@ def _make_valid(array):
         for name in array.dtype.names:
             _make_valid(array[name])
     elif array.dtype.kind == "M" and numpy.datetime_data(array.dtype)[0] == "generic":
-        array[...] = "NaT"  # numpy cannot print any other
+        array[...] = numpy.array(-2**63).view("M8")  # NaT; numpy cannot print any other
     elif array.dtype.kind == "b":
         array[...] = array.view(numpy.uint8) & 1
     elif array.dtype.kind == "U" and array.dtype.itemsize:
@@ -238,7 +241,8 @@ def numpy_values():
          numpy.linalg.norm, numpy.dtype, numpy.dtype("O"), numpy.pi, numpy.newaxis]))
 
 
-long_values = st.builds(sized, st.sampled_from([4097, 70_000, 150_001]), st.sampled_from([b"\x00\xff.(", "abc", "é日\ud800"]))
+long_values = st.builds(sized, st.sampled_from([4097, 70_000, 150_001]),
+                        st.sampled_from([b"\x00\xff.(", "abc", "é日\ud800"]))
 
 
 @st.composite

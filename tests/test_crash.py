@@ -1,7 +1,8 @@
 """A writer that is killed anywhere, and loads that began before it wrote: only states that existed are ever seen.
 
-Every store of an operation is recorded. What a killed writer leaves is any prefix of them, a long write also cut inside.
-What a plain load sees that was half way through is the old bytes up to some place and, from there on, newer ones.
+Every store of an operation is recorded. What a killed writer leaves is any prefix of them, a long write also cut
+inside. What a plain load sees that was half way through is the old bytes up to some place and, from there on, newer
+ones.
 """
 
 import io
@@ -638,6 +639,20 @@ def test_a_process_that_dies_while_it_makes_a_file_leaves_none_or_a_whole_one(mo
     else:
         pytest.fail("it never ended")
     assert seen == {False, True}
+
+
+def test_a_new_file_has_no_other_name_first(tmp_path, monkeypatch):
+    """Where there are files without names: a process that dies leaves nothing."""
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
+    except (AttributeError, OSError):
+        pytest.skip("there are none")
+    monkeypatch.setattr(birth, "_write_new", lambda *arguments: pytest.fail("a file was made under another name"))
+    for mode in ("a", "w", "x"):
+        path = tmp_path / mode
+        mmapdict.open(path, mode).close()
+        mmapdict.open(path, "w").close()
+    assert sorted(os.listdir(tmp_path)) == ["a", "w", "x"]
 
 
 def test_a_process_that_dies_while_it_replaces_a_file_leaves_the_old_or_the_new_one(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import types
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -805,25 +806,25 @@ class Interrupt:
                 raise KeyboardInterrupt
 
     def run(self, operation, d):
-        """Return whether it was interrupted."""
+        """Return whether it came so far."""
         before = sys.getprofile()
         sys.setprofile(self.look)
         try:
-            operation(d)
-        except KeyboardInterrupt:
-            return True
+            with suppress(KeyboardInterrupt):
+                operation(d)
         finally:
             sys.setprofile(before)
-        return False
+        return self.count > self.at
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")     # while a generator is closed
 @pytest.mark.parametrize("name", ["set new", "replace an array", "delete", "create masked", "clear", "popitem",
                                   "setdefault", "first array"])
 def test_an_interrupt_at_any_moment_leaves_the_state_before_or_after(name, tmp_path, other):
     path = tmp_path / "file"
     items, operation, states = states_of(name)
     before = descriptors()
-    for at in range(1000):
+    for at in range(0, 3000, 1 if name == "replace an array" else 3):
         prepare(path, items)
         with mmapdict.open(path, "r+") as d:
             other.refresh(path)

@@ -42,7 +42,7 @@ def load(path):
 
 def exact_dtype(dtype):
     """All that there is to a dtype; `==` overlooks titles, alignment and metadata."""
-    about = (dtype.str, dtype.itemsize, dtype.alignment, dtype.isalignedstruct, dict(dtype.metadata or {}))
+    about = (dtype.str, dtype.itemsize, max(1, dtype.alignment), dtype.isalignedstruct, dict(dtype.metadata or {}))
     if dtype.subdtype is not None:
         return ("sub", dtype.shape, exact_dtype(dtype.base), *about)
     if dtype.names is not None:
@@ -93,11 +93,10 @@ def assert_same(found, expected):
     elif type(expected) in (np.ndarray, np.memmap):
         assert_same_array(found, expected)
     else:
-        if isinstance(expected, (np.dtype, np.generic, np.ndarray)):
-            assert type(found) is type(expected)
         if isinstance(expected, np.dtype):
             assert exact_dtype(found) == exact_dtype(expected)
         elif isinstance(expected, (np.generic, np.ndarray)):
+            assert type(found) is type(expected)
             assert exact_dtype(found.dtype) == exact_dtype(expected.dtype)
         assert judge.fingerprint(found) == judge.fingerprint(expected)
 
@@ -208,12 +207,11 @@ def test_any_items_come_back_in_their_order(tmp_path, items):
             expected.pop(kept, None)                                    # and a replaced item moves to the end
             expected[kept] = value
     judge.load_every_way(path)
-    for found in (mmapdict.open(path, "r"), load(path)):
-        assert [judge.fingerprint(key) for key in found] == [judge.fingerprint(key) for key in expected]
-        for key, value in expected.items():
-            assert_same(found[key], value)
-        if isinstance(found, mmapdict.MmapDict):
-            found.close()
+    with mmapdict.open(path, "r") as d:
+        for found in (d, load(path)):
+            assert [judge.fingerprint(key) for key in found] == [judge.fingerprint(key) for key in expected]
+            for key, value in expected.items():
+                assert_same(found[key], value)
 
 
 # -- every kind of array, one after the other -----------------------------------------------------------------------
@@ -283,8 +281,8 @@ def test_every_layout(tmp_path, layout, dtype):
     assert found.flags.c_contiguous or layout == "F"
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 255, 256, 1000, 1001, 1023, 1024, 4095, 4096, 4097, 4104, 65_535, 65_536,
-                                  70_001, (1 << 20) - 1, 1 << 20, (1 << 20) + 3])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 255, 256, 1000, 1001, 1023, 1024, 4095, 4096, 4097, 4104, 65_535,
+                                  65_536, 70_001, (1 << 20) - 1, 1 << 20, (1 << 20) + 3])
 def test_every_size_class(tmp_path, size):
     round_trip(tmp_path / "f", "key", np.arange(size, dtype="u1"))
     round_trip(tmp_path / "f", "key", strategies.filled((size,), np.dtype(">u2"), 3))
@@ -436,7 +434,8 @@ def test_masked_arrays_in_a_list(tmp_path, name):
 def test_masked_arrays_that_cannot_be_mapped(tmp_path):
     values = {
         "object": np.ma.array(np.array([1, None, "a"], object), mask=[0, 1, 0]),
-        "structured with objects": np.ma.array([(1, "a"), (2, None)], [("n", "<i4"), ("o", "O")], mask=[(0, 1), (0, 0)]),
+        "structured with objects": np.ma.array([(1, "a"), (2, None)], [("n", "<i4"), ("o", "O")],
+                                               mask=[(0, 1), (0, 0)]),
         "subclass": structured_masked().view(OwnMasked),
         "element": structured_masked()[0],
         "metadata": np.ma.array(np.zeros(3, np.dtype("<f8", metadata={"unit": "m"})), mask=[0, 1, 0]),
@@ -526,8 +525,9 @@ def test_fields_set_in_place_are_in_the_file(tmp_path):
         assert array["p"]["q"].tolist() == [200, 5, 5, 1]
 
 
-@pytest.mark.parametrize("value", [np.zeros((), ">f8"), np.zeros((3, 4), "<U3"), np.zeros(5, ">M8[s]"), np.zeros(4001, "V3"),
-                                   np.zeros((70, 80), "<c8", order="F"), np.zeros((2, 3), bool)], ids=lambda a: str(a.dtype))
+@pytest.mark.parametrize("value", [
+    np.zeros((), ">f8"), np.zeros((3, 4), "<U3"), np.zeros(5, ">M8[s]"), np.zeros(4001, "V3"),
+    np.zeros((70, 80), "<c8", order="F"), np.zeros((2, 3), bool)], ids=lambda a: str(a.dtype))
 def test_every_kind_of_recipe_is_writable_in_place(tmp_path, value):
     with written_in_place(tmp_path / "f", value) as array:
         array[...] = strategies.filled(value.shape, value.dtype, 6)
@@ -763,10 +763,9 @@ ARRAYS_INSIDE = {
 def test_arrays_inside_values(tmp_path, name):
     array = ARRAYS_INSIDE[name]
     round_trip(tmp_path / "f", "key", {"it": array, "again": array, "other": [1]})
-    for found in (load(tmp_path / "f")["key"], mmapdict.open(tmp_path / "f", "r")):
-        if isinstance(found, mmapdict.MmapDict):
-            with found as d:
-                found = d["key"]
+    with mmapdict.open(tmp_path / "f", "r") as d:
+        mapped = d["key"]
+    for found in (load(tmp_path / "f")["key"], mapped):
         assert found["it"] is found["again"]
         assert type(found["it"]) is type(array)
         assert exact_dtype(found["it"].dtype) == exact_dtype(array.dtype)
@@ -809,7 +808,8 @@ def test_subclasses_with_a_way_of_their_own(tmp_path, name):
                     assert type(found) is type(value) and found.dtype == value.dtype
                     assert found.tolist() == value.tolist()
                     assert name != "state" or found.unit == "mm"
-        assert_public_names(tmp_path / "f")
+            assert_public_names(tmp_path / "f")
+            d.clear()                               # so that nobody loads them without this filter of warnings
 
 
 def test_recursive_object_array(tmp_path):
@@ -827,7 +827,8 @@ def test_texts_of_variable_width(tmp_path):
 
     missing = StringDType(na_object=np.nan)
     arrays = [np.array(["a", "é" * 9000, ""], StringDType()), np.array([["a", None]], StringDType(na_object=None)),
-              np.array(["a", np.nan, "b"], missing), np.array(["x"], StringDType(coerce=False)), np.zeros((0, 2), StringDType())]
+              np.array(["a", np.nan, "b"], missing), np.array(["x"], StringDType(coerce=False)),
+              np.zeros((0, 2), StringDType())]
     with mmapdict.open(tmp_path / "f", "x") as d:
         d.update(enumerate(arrays))
         d["inside"] = arrays
@@ -848,8 +849,10 @@ SCALARS = [np.dtype(code).type(1) for code in "?bBhHiIlLqQefdgFDG"] + [
     np.longdouble(1) / 3, np.clongdouble(1 + 2j) / 3, np.float64(-0.0), np.float32("nan"), np.float64("-inf"),
     np.array([0x7FA00001], "u4").view("f4")[0],             # a NaN that a conversion to a Python float would change
     np.array([0xFFF4000000000123], "u8").view("f8")[0], np.complex64(complex("nan+infj")), np.uint64(2**64 - 1),
-    np.str_("text \U0001f600"), np.str_("zero\0"), np.str_(""), np.bytes_(b"\0\xff!"), np.bytes_(b"zero\0"), np.bytes_(b""),
-    np.void(b"\0\1\2"), np.datetime64("2024-02-29T12:00:00.123456789"), np.datetime64("NaT"), np.datetime64("20", "Y"),
+    np.str_("text \U0001f600"), np.str_("zero\0"), np.str_(""),
+    np.bytes_(b"\0\xff!"), np.bytes_(b"zero\0"), np.bytes_(b""), np.void(b"\0\1\2"),
+    np.datetime64("2024-02-29T12:00:00.123456789"), np.datetime64("NaT", "s"), np.datetime64("20", "Y"),
+    np.array([-2**63]).view("M8")[0],
     np.datetime64("NaT", "25us"), np.timedelta64(5, "ms"), np.timedelta64(-3, "D"), np.arange(3).view("m8")[2],
     *(np.zeros(1, dtype)[0] for dtype in DTYPES.values() if dtype.names),
     np.zeros(1, [("o", "O")])[0], np.rec.array([(1, "a")], [("n", "<i4"), ("t", "<U2")])[0],
@@ -963,8 +966,9 @@ with mmapdict.open(sys.argv[2], "x") as d:
 
 
 def test_functions_and_types_of_numpy(tmp_path):
-    value = [np.add, np.sin, np.sum, np.linalg.norm, np.fft.fft, np.ndarray, np.dtype, np.bool_, np.longdouble, np.clongdouble,
-             np.longlong, np.object_, np.ma.MaskedArray, np.recarray, np.record, np.random.RandomState, np.poly1d,
+    value = [np.add, np.sin, np.sum, np.linalg.norm, np.fft.fft, np.ndarray, np.dtype, np.bool_, np.longdouble,
+             np.clongdouble, np.longlong, np.object_,
+             np.ma.MaskedArray, np.recarray, np.record, np.random.RandomState, np.poly1d,
              np.ma.masked_where, np.polynomial.Polynomial, np.polynomial.Polynomial([1, 2])]
     with mmapdict.open(tmp_path / "f", "x") as d:
         d["key"] = value
@@ -1006,7 +1010,8 @@ def test_references_inside_a_value_are_kept_and_between_values_are_not(tmp_path)
 
 def test_texts_and_bytes_longer_than_a_frame(tmp_path):
     """Frames of the pickler end at 64 KiB; what is longer stands outside of any."""
-    value = ["é" * 70_000, b"\x00." * 70_000, bytearray(b"x" * 70_000), ["t" * n for n in (4095, 4096, 4097, 65_535, 65_536)],
+    value = ["é" * 70_000, b"\x00." * 70_000, bytearray(b"x" * 70_000),
+             ["t" * n for n in (4095, 4096, 4097, 65_535, 65_536)],
              2**40_000, {"x" * 5000: "x" * 5000}, list(range(40_000)), [str(n) for n in range(20_000)]]
     round_trip(tmp_path / "f", "key", value + value)
     round_trip(tmp_path / "f", "key", value[0])
@@ -1140,7 +1145,8 @@ def test_sizes_of_a_hole_may_be_numpy_integers(tmp_path):
 
 def test_holes_take_dtypes_as_numpy_zeros_does(tmp_path):
     with mmapdict.open(tmp_path / "f", "x") as d:
-        for n, dtype in enumerate([str, bytes, "S", "U", int, bool, complex, ("<f4", (2, 3)), "i4,f8", np.void, "M8[s]", None]):
+        for n, dtype in enumerate([str, bytes, "S", "U", int, bool, complex, ("<f4", (2, 3)), "i4,f8", np.void, "M8[s]",
+                                   None]):
             hole, expected = d.create(n, (3,), dtype), np.zeros((3,), dtype)
             assert (hole.dtype, hole.shape) == (expected.dtype, expected.shape)
             assert_same_array(hole, expected)
@@ -1149,7 +1155,8 @@ def test_holes_take_dtypes_as_numpy_zeros_does(tmp_path):
 @pytest.mark.parametrize("arguments, error", [
     (((3,), object), TypeError), (((3,), [("a", "O")]), TypeError), (((3,), [("a", [("b", "O", 2)])]), TypeError),
     (((3,), np.dtype("f8", metadata={"a": 1})), TypeError), (((3,), np.dtype((np.record, [("a", "i4")]))), TypeError),
-    (((3,), "no dtype"), TypeError), ((-1,), ValueError), (((3, -1),), ValueError), ((2.5,), TypeError), (("3",), TypeError),
+    (((3,), "no dtype"), TypeError), ((-1,), ValueError), (((3, -1),), ValueError), ((2.5,), TypeError),
+    (("3",), TypeError),
     (((1,) * (strategies.DIMENSIONS_MAX + 1),), ValueError), ((0, 2**62, 4), TypeError), (((0, 2**62, 4),), ValueError),
     (((2**62, 2**62),), ValueError), (((2**70,),), ValueError), (((3,), [("a", "i4"), ("a", "i4")]), ValueError),
     (((1,) * strategies.DIMENSIONS_MAX, ("f8", (2,))), ValueError)], ids=range(17))
@@ -1247,7 +1254,8 @@ class Written:
     lambda: np.arange(1 << 17, dtype="<f8"), lambda: np.zeros((400, 500), ">f8"),
     lambda: np.zeros((400, 500), "<f4", order="F"), lambda: np.zeros(1 << 17, "M8[s]"),
     lambda: np.zeros(1 << 16, DTYPES["nested"]), lambda: np.zeros(1_000_001, "u1"), lambda: np.zeros(1 << 17, "<U3"),
-    lambda: strategies.laid_out(np.zeros(1 << 17), "read-only"), lambda: strategies.laid_out(np.zeros(1 << 17), "unaligned"),
+    lambda: strategies.laid_out(np.zeros(1 << 17), "read-only"),
+    lambda: strategies.laid_out(np.zeros(1 << 17), "unaligned"),
     lambda: np.zeros((1 << 17, 2))[::2].reshape(1, -1, 2)[:, :, :].copy()[0].T], ids=range(10))
 def test_memory_of_a_big_array_is_written_as_it_is(tmp_path, monkeypatch, make):
     array = make()
@@ -1266,14 +1274,16 @@ def test_memory_of_a_big_masked_array_is_written_as_it_is(tmp_path, monkeypatch)
             written = Written(monkeypatch)
             d["key"] = array
             assert sum(view.nbytes for view in written.views) == array._data.nbytes + array._mask.nbytes
-            assert all(np.shares_memory(view, array._data) or np.shares_memory(view, array._mask) for view in written.views)
+            assert all(np.shares_memory(view, array._data) or np.shares_memory(view, array._mask)
+                       for view in written.views)
             monkeypatch.undo()
 
 
 @pytest.mark.parametrize("make", [
     lambda: np.zeros((32, 2, 1 << 20), "u1")[:, 0], lambda: np.zeros((2, 1 << 24), "u1")[:, ::2].T,
     lambda: np.broadcast_to(np.zeros(1 << 10), (1 << 12, 1 << 10)), lambda: np.zeros(32 << 20, "u1"),
-    lambda: np.ma.array(np.zeros((32, 2, 1 << 20), "u1")[:, 0], mask=np.zeros((32, 2, 1 << 20), bool)[:, 1])], ids=range(5))
+    lambda: np.ma.array(np.zeros((32, 2, 1 << 20), "u1")[:, 0], mask=np.zeros((32, 2, 1 << 20), bool)[:, 1])],
+    ids=range(5))
 def test_storing_a_big_array_takes_little_memory(tmp_path, make):
     array = make()
     with mmapdict.open(tmp_path / "f", "x") as d:
