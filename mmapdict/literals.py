@@ -215,6 +215,15 @@ def _key_pieces(key: Any) -> Iterable[Union[bytes, Payload]]:
         yield ops
 
 
+def exact_item(x: Any) -> Any:
+    """Return the Python value of a numpy scalar. numpy's own `item` leaves out zeros at the end of a text."""
+    if isinstance(x, np.str_):
+        return str.__str__(x)
+    if isinstance(x, np.bytes_):
+        return bytes.__getitem__(x, slice(None))
+    return x.item()
+
+
 def plain_key(key: Any, depth: int = 0) -> Any:
     """Return the key as it is stored: numpy scalars become the Python value that they equal.
 
@@ -230,7 +239,7 @@ def plain_key(key: Any, depth: int = 0) -> Any:
         if depth <= KEY_DEPTH and any(type(k) is tuple or isinstance(k, np.generic) for k in key):
             key = tuple(plain_key(k, depth + 1) for k in key)
     elif isinstance(key, np.generic) and not isinstance(key, (np.void, np.datetime64, np.timedelta64)):
-        item = key.item()
+        item = exact_item(key)
         if item == key:
             key = item
     check_key(key, depth)

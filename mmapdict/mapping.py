@@ -287,7 +287,8 @@ class MmapDict(MutableMapping[Any, Any]):
             array = map_info(info, root)
         except (ValueError, TypeError) as exc:
             raise CorruptError(f"an array that numpy cannot make: {exc}", self._path, offset) from exc
-        if key is not _missing and isinstance(info, ArrayInfo):
+        # A structured dtype is not shared between the arrays handed out: its names can be changed in place.
+        if key is not _missing and isinstance(info, ArrayInfo) and info.dtype.names is None:
             if len(self._arrays) >= CACHED_ARRAYS:
                 self._arrays.clear()
             arguments = (info.shape, info.dtype, root, info.offset - root.start, None, info.order)
@@ -823,10 +824,11 @@ def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
 
 def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     """Return a shape as a tuple of Python ints."""
-    if hasattr(shape, "__index__"):
-        sizes: tuple[int, ...] = (operator.index(shape),)     # type: ignore[arg-type]
-    else:
-        sizes = tuple(map(operator.index, shape))
+    sizes: tuple[int, ...]
+    try:
+        sizes = (operator.index(shape),)                # type: ignore[arg-type]
+    except TypeError:
+        sizes = tuple(map(operator.index, shape))       # type: ignore[arg-type]
     if any(n < 0 for n in sizes):
         raise ValueError(f"negative sizes in the shape {sizes}")
     if len(sizes) > 64:

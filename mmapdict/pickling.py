@@ -21,7 +21,7 @@ from . import format as fmt
 from .arrays import array_order, element_bytes, exact_spec, fill_value, same_dtype, structure_spec
 from .errors import CorruptError
 from .format import Buffer, Payload
-from .literals import encode_literal
+from .literals import encode_literal, exact_item
 from .views import PLAIN_ARRAYS, Root
 
 
@@ -103,9 +103,7 @@ def _reduce_scalar(x: Any) -> Any:
     if t.__reduce__ is not np.generic.__reduce__ or t.__reduce_ex__ is not object.__reduce_ex__:
         return NotImplemented        # it has its own way
     if t in _EXACT_SCALARS:
-        item: Any = x.item()
-        if t is np.str_ or t is np.bytes_:
-            item = str.__str__(x) if t is np.str_ else bytes.__getitem__(x, slice(None))    # keeps zeros at the end
+        item = exact_item(x)
         if item == item:             # else there may be more in a NaN than its type takes from a float
             return t, (item,)
     base = x.dtype.type

@@ -277,9 +277,8 @@ class File:
         Once there are `WINDOWS_MAX` windows, one over the whole file takes their place: every map costs a
         descriptor. Those that arrays were made over live on with them.
         """
-        if len(self.windows) >= WINDOWS_MAX:
-            self.windows.clear()
-            self.epoch += 1
+        many = len(self.windows) >= WINDOWS_MAX
+        if many:
             start = 0
         start -= start % mmap.ALLOCATIONGRANULARITY
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
@@ -293,6 +292,9 @@ class File:
             except ValueError:
                 continue            # a writer cut the unused end off in between
             w = Window(start, m, self.path, mode)
+            if many:
+                self.windows.clear()
+                self.epoch += 1
             self.windows.append(w)
             return w
         raise BusyError(errno.EAGAIN, "the file's size does not keep still", self.path)
@@ -445,12 +447,14 @@ class File:
     def sync(self, folder: bool = False) -> None:
         """Return when all that was stored, through maps too, is on the disk; with `folder`, its name as well."""
         fd = self.lock_fd if self.writable else self.fd
-        if hasattr(os, "fdatasync"):
+        if hasattr(fcntl, "F_FULLFSYNC"):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)      # on macOS, fsync leaves it to the disk when to write
+        elif hasattr(os, "fdatasync"):
             os.fdatasync(fd)
         else:
             os.fsync(fd)
         if folder:
-            sync_folder(os.path.dirname(self.path))
+            sync_folder(os.path.dirname(os.path.realpath(self.path)))
 
     def make_room(self, end: int) -> None:
         """See to it that the file reaches beyond `end`, by a good piece, so that one map serves many records.

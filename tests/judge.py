@@ -18,6 +18,8 @@ MAGIC = b"mmapdict"
 HEADER_SIZE = 256
 REPR_MODULES = frozenset(["datetime", "decimal", "fractions", "uuid"])
 LONG_TEXT = 200
+NAMES = {numpy.bool_: "bool_", numpy.longdouble: "longdouble", numpy.clongdouble: "clongdouble"}  # not in every numpy
+FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, numpy.ufunc, type(numpy.sum))
 EXTENDED_BYTES = 10  # bytes of an x87 long double that hold the number; the others are padding of any content
 
 
@@ -150,8 +152,9 @@ def _leaf(obj):
         return "bytes %d %s" % (len(obj), hashlib.sha256(obj).hexdigest())
     if kind in (range, slice) or kind.__module__ in REPR_MODULES:
         return "%s %r" % (kind.__qualname__, obj)
-    if isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType, numpy.ufunc)):
-        return "global " + getattr(obj, "__qualname__", obj.__name__)
+    if isinstance(obj, FUNCTIONS):
+        lasting = [name for known, name in NAMES.items() if obj is known]
+        return "global " + (lasting[0] if lasting else getattr(obj, "__qualname__", obj.__name__))
     return None
 
 

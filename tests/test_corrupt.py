@@ -419,9 +419,9 @@ def test_bytes_of_a_file_with_values_of_all_kinds_changed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(slow_examples(10)))
-def test_each_byte_of_a_file_with_values_of_all_kinds_changed(seed, tmp_path):
-    run_judge(tmp_path / "file", KINDS, 100 + seed, "everywhere")
+@pytest.mark.parametrize("seed", range(slow_examples(30)))
+def test_more_bytes_of_a_file_with_values_of_all_kinds_changed(seed, tmp_path):
+    run_judge(tmp_path / "file", KINDS, 100 + seed, "varied")
 
 
 # -- sizes that cannot be -----------------------------------------------------------------------------------------

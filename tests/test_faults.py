@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import mmap
 import os
 import pickle
 import resource
@@ -16,7 +17,7 @@ import pytest
 import faults
 import mmapdict
 from mmapdict import birth, store
-from test_crash import ARRAY, MASKED, OPERATIONS, SHARED, content, prepare, put
+from test_crash import ARRAY, MASKED, OPERATIONS, SHARED, assign, content, create, delete, prepare, put
 
 
 def descriptors():
@@ -261,25 +262,86 @@ def test_too_few_descriptors_is_an_oserror_and_nothing_is_leaked(tmp_path):
     prepare(path, {"a": 1, "b": ARRAY})
     before = descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    outcomes = []
     try:
-        for spare in range(1, 12):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, hard))
+        for limit in range(3, before + 12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             try:
-                d = mmapdict.open(path, "r+")
-            except OSError as exc:
-                assert exc.errno == errno.EMFILE
-                failed = True
-            else:
-                with d:
+                with mmapdict.open(path, "r+") as d:
+                    outcomes.append("opened")
                     assert d["a"] == 1 and (d["b"] == ARRAY).all()
                     d["a"] = 1
-                failed = False
+                    d.create("hole", 5 << 20, "u1")     # needs a map of its own
+                    d.clear()
+                    d.update({"a": 1, "b": ARRAY})
+            except OSError as exc:
+                assert exc.errno == errno.EMFILE
+                outcomes.append("failed")
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert descriptors() == before
+            assert set(plain(path)) <= {"a", "b", "hole"}
+            prepare(path, {"a": 1, "b": ARRAY})
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert not failed
+    assert outcomes[0] == "failed" and outcomes[-1] == "opened"
+
+
+@pytest.mark.parametrize("windows", [1, 2, 8])
+def test_every_map_fails(windows, tmp_path, monkeypatch):
+    """For want of memory, while a file is opened, read and written that outgrows each of its maps."""
+    monkeypatch.setattr(store, "WINDOWS_MAX", windows)
+    monkeypatch.setattr(store, "AHEAD_LEAST", 0)
+    path = tmp_path / "file"
+    before = descriptors()
+    failing = [None]
+    count = [0]
+
+    def make_map(*arguments, **options):
+        count[0] += 1
+        if count[0] == failing[0]:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return mmap.mmap(*arguments, **options)
+    monkeypatch.setattr(store, "mmap", Proxy(mmap, mmap=make_map))
+    for n in range(1, 60):
+        failing[0] = None
+        prepare(path, OLD)
+        model = dict(OLD)
+        failing[0], count[0] = n, 0
+        try:
+            d = mmapdict.open(path, "r+")
+        except OSError as exc:
+            assert exc.errno == errno.ENOMEM
+            continue
+        with d:
+            for i in range(6):
+                for change in (assign(i, np.full(3000, i)), assign("b", ARRAY + i), delete(i - 1),
+                               lambda x: create(x, ("hole", i), 5000, "u1")):       # noqa: B023
+                    after = dict(model)
+                    with suppress(KeyError):
+                        change(after)
+                    states = [content(after)]
+                    try:
+                        with suppress(KeyError):
+                            change(d)
+                    except OSError as exc:
+                        assert exc.errno == errno.ENOMEM
+                        states.append(content(model))
+                    found = check_consistent_or_no_memory(d, states)
+                    if found == states[0]:
+                        model = after
+        del d
+        if count[0] < n:
+            break
+    assert 3 < n < 59
+    assert descriptors() == before
+
+
+def check_consistent_or_no_memory(d, states):
+    try:
+        return check_consistent(d, states)
+    except OSError as exc:
+        assert exc.errno == errno.ENOMEM
+        return check_consistent(d, states)
 
 
 @pytest.mark.parametrize("nameless", [True, False])

@@ -39,6 +39,8 @@ def counting(shape, dtype):
     dtype = numpy.dtype(dtype)
     count = int(numpy.prod(shape, dtype=int))
     array = numpy.zeros(shape, dtype)
+    if dtype.itemsize == 0:
+        return array
     if dtype.kind == "U":
         array[...] = numpy.array(["\xe4%d" % n for n in range(count)], dtype).reshape(shape)
     elif dtype.kind == "S":
@@ -70,6 +72,12 @@ def structured_dtypes():
         "sub-arrays": numpy.dtype([("m", "<f4", (2, 3)), ("t", "<U4", (2,))]),
         "nested": numpy.dtype([("p", [("q", "<u1"), ("r", "<i8", (2,))]), ("s", "<M8[ns]")]),
         "unicode name": numpy.dtype([("λ", "<f8"), ("µm", "<i4")]),
+        "aligned inside aligned": numpy.dtype(
+            [("h", "i1"), ("n", numpy.dtype([("a", "i1"), ("b", ">f8")], align=True))], align=True),
+        "packed inside aligned": numpy.dtype(
+            [("h", "i1"), ("n", numpy.dtype([("a", "i1"), ("b", ">f8")]), (2,)), ("f", "<f4")], align=True),
+        "empty inside aligned": numpy.dtype(
+            [("a", "<i4"), ("e", numpy.dtype([], align=True)), ("z", "V0")], align=True),
         "no fields": numpy.dtype([]),
     }
 
@@ -140,6 +148,8 @@ def masked_arrays():
     flat = numpy.array([(1, 2.5), (3, 4.5)], [("a", "<i4"), ("b", "<f8")])
     yield "structured", numpy.ma.array(flat, mask=[(True, False), (False, True)])
     yield "structured, fill value", numpy.ma.array(flat, mask=[(True, False), (False, True)], fill_value=(-1, -2.0))
+    yield "structured, F", numpy.ma.array(numpy.zeros((2, 3), flat.dtype, "F"), mask=numpy.ones((2, 3), "?,?", "F"))
+    yield "long fill value", numpy.ma.array([b"a" * 5000, b""], mask=[0, 1], fill_value=b"N/A")
     nested = numpy.zeros(2, [("p", [("q", "<u1"), ("r", "<i8", (2,))]), ("s", "<f4")])
     mask = numpy.zeros(2, numpy.ma.make_mask_descr(nested.dtype))
     mask["p"]["q"][0] = mask["p"]["r"][0, 1] = mask["s"][1] = True
@@ -151,8 +161,10 @@ def scalars():
     found = [numpy.dtype(text).type(1) for text in PLAIN_DTYPES if not text.startswith(">")]
     found += [numpy.longdouble(1) / 3, numpy.clongdouble(1j)]
     found += [numpy.str_("text ä"), numpy.bytes_(b"\x00\xff!"), numpy.void(b"\x00\x01\x02")]
-    found += [numpy.datetime64("2024-02-29T12:00:00.123456789"), numpy.datetime64("NaT"), numpy.datetime64("20", "Y")]
-    found += [numpy.timedelta64(5, "ms"), numpy.timedelta64(-3, "D"), numpy.timedelta64(7)]
+    found += [numpy.str_("zero\0"), numpy.bytes_(b"zero\0"), numpy.array([0x7FA00001], "u4").view("f4")[0]]
+    found += [numpy.datetime64("2024-02-29T12:00:00.123456789"), numpy.datetime64("NaT", "s")]
+    found += [numpy.datetime64("20", "Y")]
+    found += [numpy.timedelta64(5, "ms"), numpy.timedelta64(-3, "D"), numpy.arange(8).view("m8")[7]]
     found += [numpy.zeros(1, dtype)[0] for dtype in structured_dtypes().values() if dtype.names]
     found += [numpy.float64("nan"), numpy.float32("-inf"), numpy.uint64(2**64 - 1), numpy.int64(-2**63)]
     return found
@@ -177,8 +189,16 @@ def other_values():
     yield "numpy dtypes", [*map(numpy.dtype, PLAIN_DTYPES + OTHER_DTYPES), *structured_dtypes().values()]
     yield "numpy dtype alone", numpy.dtype(">f8")
     yield "object dtype", numpy.dtype("O")
-    yield "numpy types", [numpy.float64, numpy.int32, numpy.ndarray]
-    yield "numpy functions", [numpy.sin, numpy.add]
+    aligned = numpy.dtype([("a", "i1"), ("b", ">f8")], align=True)
+    yield "other dtypes", [
+        numpy.dtype([("o", "O"), ("i", "i1")], align=True), numpy.dtype((numpy.record, aligned)),
+        numpy.dtype((numpy.record, structured_dtypes()["titles and offsets"])), numpy.dtype((">f8", (2, 3))),
+        numpy.dtype([("r", numpy.dtype((numpy.record, aligned)), (2,)), ("o", "O")]), numpy.dtype("q"),
+        numpy.dtype("<f8", metadata={"unit": "m"}), numpy.dtype(aligned, metadata={"unit": "m"}),
+        numpy.dtype([("a", numpy.dtype(">f8", metadata={"unit": "m"}))])]
+    yield "numpy types", [numpy.float64, numpy.int32, numpy.ndarray, numpy.bool_, numpy.longdouble, numpy.clongdouble,
+                          numpy.str_, numpy.object_, numpy.longlong, numpy.ma.MaskedArray, numpy.recarray, numpy.record]
+    yield "numpy functions", [numpy.sin, numpy.add, numpy.sum, numpy.linalg.norm, numpy.fft.fft]
     yield "nested arrays", {
         "c": numpy.arange(6).reshape(2, 3), "f": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
         "foreign": numpy.arange(5, dtype=">i4"),
@@ -202,6 +222,13 @@ def other_values():
     yield "object array, F", numpy.asfortranarray(numpy.array([[1, "a"], [2, "b"]], object))
     yield "object array, 0-d", numpy.array({"a": 1}, object)
     yield "structured with objects", numpy.array([(1, "a"), (2, [3])], [("n", "<i4"), ("o", "O")])
+    yield "structured with objects, aligned", numpy.array(
+        [("a", 1)], numpy.dtype([("o", "O"), ("n", "i1")], align=True))
+    yield "array of records", numpy.zeros(2, numpy.dtype((numpy.record, aligned)))
+    yield "array with metadata", numpy.arange(3, dtype=numpy.dtype(">f8", metadata={"unit": "m"}))
+    yield "element of a recarray", numpy.zeros(2, numpy.dtype((numpy.record, aligned)))[1]
+    yield "masked singleton", [numpy.ma.masked, numpy.ma.masked]
+    yield "masked array of objects", numpy.ma.array(numpy.array([1, None, "a"], object), mask=[0, 1, 0])
     yield "recarray", numpy.rec.array([(1, 2.5, "a"), (3, 4.5, "b")], dtype=[("n", "<i4"), ("x", "<f8"), ("t", "<U2")])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)  # it is only here as an example of a subclass
