@@ -288,7 +288,7 @@ def put_small(bench: Bench) -> Iterator[Row]:
 
 
 def _fill_small(bench: Bench, record: bytes) -> Iterator[Row]:
-    """Put all keys into a new store and close it: the mean holds the index blocks that a short run may miss."""
+    """Put all keys into a new store and close it: the mean holds what a short run may miss."""
     count = bench.sizes.keys[-1]
     values = [(small_key(number), small_array(number)) for number in range(count)]
 

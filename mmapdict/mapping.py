@@ -447,10 +447,20 @@ class MmapDict(MutableMapping[Any, Any]):
             return f"MmapDict({self._given!r}, {self._mode!r}): closed"
         with self._mutex:
             snapshot = self._refresh().snapshot()
-            shown = [f"{key!r}: {_summary(self._entry(key, offset))}" for key, offset in snapshot[:10]]
+            shown = [f"{key!r}: {self._summary(key, offset)}" for key, offset in snapshot[:10]]
         if len(snapshot) > 10:
             shown.append(f"... {len(snapshot) - 10} more")
         return f"MmapDict({self._given!r}, {self._mode!r}): {{{', '.join(shown)}}}"
+
+    def _summary(self, key: Any, offset: int) -> str:
+        try:
+            entry = self._entry(key, offset)
+        except CorruptError:
+            return "damaged"
+        if entry.kind == values.VALUE:
+            return f"value of {entry.nbytes} bytes"
+        kind = "array" if entry.kind == values.ARRAY else "masked array"
+        return f"{kind} {entry.shape} {entry.dtype}"
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -851,13 +861,6 @@ def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected:
         return False
     index.remove(key, offset)
     return True
-
-
-def _summary(entry: Entry) -> str:
-    if entry.kind == values.VALUE:
-        return f"value of {entry.nbytes} bytes"
-    kind = "array" if entry.kind == values.ARRAY else "masked array"
-    return f"{kind} {entry.shape} {entry.dtype}"
 
 
 def _warn_unclosed(path: str) -> None:

@@ -186,6 +186,11 @@ def load_c(data):
     return pickle.loads(data)
 
 
+def load_file(path):
+    with open(path, "rb") as f:
+        return pickle.load(f)
+
+
 def load_python(data):
     return pickle._Unpickler(io.BytesIO(data)).load()
 
@@ -208,6 +213,8 @@ def check_killed(case, path, stores=None, mend=True):
         if content(load(data, load_python)) != summaries[reached]:
             raise Objection("the pure-Python unpickler sees another state after %d stores" % done)
         faults.overwrite(path, data)
+        if content(load(path, load_file)) != summaries[reached]:
+            raise Objection("pickle.load sees another state after %d stores" % done)
         with mmapdict.open(path, "r") as d:
             if content(d) != summaries[reached] or len(d) != len(summaries[reached]):
                 raise Objection("mmapdict reads something else after %d stores" % done)
