@@ -156,6 +156,8 @@ def check_header(head: bytes, size: int, path: str) -> bytes:
             raise CorruptError(f"cut inside the header: {size} bytes", path)
         if head[MAGIC_OFFSET:VERSION_OFFSET] == MAGIC:
             raise CorruptError("the header's opcodes are overwritten", path, 0)
+        if head[:BLOCK_OFFSET] == HEADER_HEAD and head[HEADER_SIZE - 4:HEADER_SIZE] == HEADER_TAIL:
+            raise CorruptError("the header's magic is overwritten", path, MAGIC_OFFSET)
         raise FormatError(f"not an mmapdict file: {_describe(head, size)}", path)
     if size <= HEADER_SIZE:
         raise CorruptError(f"cut inside the header: {size} bytes, at least {HEADER_SIZE + 1} expected", path)

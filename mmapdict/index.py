@@ -96,9 +96,11 @@ class Index:
                 found.append(record)
                 self.end = record.end
         except CorruptError as exc:
-            raise CorruptError(exc.message, file.path, self.end if exc.offset is None else exc.offset) from exc
+            raise CorruptError(f"{exc.message}; before it stand {len(self.offsets)} keys", file.path,
+                               self.end if exc.offset is None else exc.offset) from exc
         except ValueError as exc:
-            raise CorruptError("the file ends without its STOP", file.path, self.end) from exc
+            raise CorruptError(f"the file ends without its STOP, behind {len(self.offsets)} keys", file.path,
+                               self.end) from exc
 
     def _take(self, record: Record, view: memoryview, base: int) -> None:
         if record.entry:

@@ -20,14 +20,14 @@ import numpy as np
 
 from . import format as fmt
 from . import store, values
-from .arrays import ArrayInfo, MaskedInfo, Order, decode_info, map_info
+from .arrays import ArrayInfo, MaskedInfo, Order, decode_info, map_info, same_dtype
 from .birth import MODES, open_file
 from .dictviews import Items, Keys, Values, equal
 from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError
 from .index import Index
 from .literals import key_parts, plain_key
 from .pickling import decode_pickled
-from .views import memmap
+from .views import memmap, root_of
 
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
@@ -282,6 +282,10 @@ class MmapDict(MutableMapping[Any, Any]):
                 return decode_pickled(ops)
             except CorruptError as exc:
                 raise CorruptError(exc.message, self._path, at) from exc
+            except Exception as exc:
+                if hasattr(exc, "add_note"):        # since Python 3.11
+                    exc.add_note(f"in the value of {self._index.read_head(offset)[1]!r} in {self._path}")
+                raise
         root = self._file.window(record.offset, record.end).root
         try:
             array = map_info(info, root)
@@ -465,10 +469,9 @@ class MmapDict(MutableMapping[Any, Any]):
     # -- changing -----------------------------------------------------------------------------------------------
 
     def _need_writable(self) -> None:
-        commit = self._cells[_COMMIT]               # raises when closed
+        self._cells[_COMMIT]                        # raises when closed
         if not self._writable:
-            raise ReadOnlyError(f'{self._path} was opened with mode "r" (at commit {commit >> 1}); open it with '
-                                '"r+" or "a" to change it')
+            raise ReadOnlyError(f'{self._path} was opened with mode "r"; open it with "r+" or "a" to change it')
 
     def _change(self, operation: Callable[..., Any], *args: Any) -> Any:
         """Return ``operation(index, *args)``, called under the mutex and the writers' lock.
@@ -486,14 +489,15 @@ class MmapDict(MutableMapping[Any, Any]):
                 raise BusyError(errno.EDEADLK, "a signal handler or finalizer that came in the middle of a change "
                                 "cannot make another; let it set a flag", self._path)
             if self._forked and not self._follow():
-                raise BusyError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew", self._path)
+                raise FileNotFoundError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew",
+                                        self._path)
             try:
                 self._busy = True
                 while not self._file.lock():
                     self._file.unlock()
                     if not self._follow():
-                        raise BusyError(errno.ENOENT, "the file was deleted or moved away under this handle",
-                                        self._path)
+                        raise FileNotFoundError(errno.ENOENT, "the file was deleted or moved away under this handle",
+                                                self._path)
                 cells = self._file.cells
                 if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
                     if self._seen == DOUBT:
@@ -517,10 +521,24 @@ class MmapDict(MutableMapping[Any, Any]):
             self._need_writable()
         key = plain_key(key)
         parts = key_parts(key)
+        if type(value) is memmap and self._holds(key, value):
+            return
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
         self._change(Index.put, key, parts, values.encode(value, memo))
+
+    def _holds(self, key: Any, array: memmap) -> bool:
+        """Whether `array` is the very array that is stored under `key`, as after ``d[key] += 1``."""
+        root = root_of(array)
+        if root is None or root.file_id != self._file.file_id:
+            return False
+        with self._mutex:
+            offset = self._refresh().find(key)
+            info = None if offset is None else self._info(offset)[0]
+        return (isinstance(info, ArrayInfo) and info.offset == array.offset and info.shape == array.shape
+                and same_dtype(info.dtype, array.dtype)
+                and (array.flags.c_contiguous if info.order == "C" else array.flags.f_contiguous))
 
     def __delitem__(self, key: Any) -> None:
         self._need_writable()
@@ -582,6 +600,8 @@ class MmapDict(MutableMapping[Any, Any]):
         key = plain_key(key)
         parts = key_parts(key)
         sizes = _shape(shape)
+        if type(mask) is not bool:
+            raise TypeError(f"mask is True or False, not {mask!r}: set elements of the masked array that is returned")
         if order not in ("C", "F"):
             raise ValueError(f'order {order!r}: expected "C" or "F"')
         encoded = values.encode_hole(sizes, np.dtype(dtype), order, mask)
@@ -835,6 +855,8 @@ def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
 def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     """Return a shape as a tuple of Python ints."""
     sizes: tuple[int, ...]
+    if isinstance(shape, bool) or not (hasattr(shape, "__index__") or hasattr(shape, "__iter__")):
+        raise TypeError(f"a shape is an int or several, not {shape!r}")
     try:
         sizes = (operator.index(shape),)                # type: ignore[arg-type]
     except TypeError:

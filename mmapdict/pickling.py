@@ -108,6 +108,9 @@ def _reduce_scalar(x: Any) -> Any:
             return t, (item,)
     base = x.dtype.type
     array = np.array([x], x.dtype)
+    if x.dtype.names is not None and not x.dtype.hasobject:
+        array = np.ndarray((1,), x.dtype, bytearray(max(1, x.dtype.itemsize)))      # nothing unknown in its gaps
+        array[0] = x
     if t is not base and t.__module__ != "numpy":
         # A subclass: ndarray knows nothing of it. Made as pickle makes subclasses of plain types.
         return copyreg._reconstructor, (t, base, array[0])               # type: ignore[attr-defined]

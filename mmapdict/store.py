@@ -71,8 +71,13 @@ def full_path(path: _Path) -> str:
     ------
     TypeError
         If it is no str, bytes or os.PathLike.
+    FileNotFoundError
+        If it is empty.
     """
-    return os.path.abspath(os.fsdecode(os.fspath(path)))
+    name = os.fsdecode(os.fspath(path))
+    if not name:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return os.path.abspath(name)
 
 
 def boot_id() -> bytes:
@@ -175,10 +180,10 @@ class Window:
 
     __slots__ = ("start", "end", "root", "view")
 
-    def __init__(self, start: int, m: mmap.mmap, path: str, mode: str) -> None:
+    def __init__(self, start: int, m: mmap.mmap, path: str, mode: str, file_id: bytes) -> None:
         self.start = start
         self.end = start + len(m)
-        self.root: Root = make_root(m, start, path, mode)
+        self.root: Root = make_root(m, start, path, mode, file_id)
         self.view = memoryview(m)
 
 
@@ -221,6 +226,8 @@ class File:
         self._descriptors: list[int] = []
         self.close_files = weakref.finalize(self, _release, path, self._descriptors)
         self.close_files.atexit = False
+        # Whether this file was made longer than its content: then its end is cut off also if nobody calls `close`.
+        self._ahead: list[bool] = []
         try:
             self._open()
         except BaseException:
@@ -246,6 +253,7 @@ class File:
             self._statx_device = (self._statx() or (0, 0, 0))[2]
         if self.writable:
             self._open_lock()
+            self._left = weakref.finalize(self, _trim_left, self.path, self.identity, self._ahead)
         self.cells: Any = header_cells(self.map_window(0).view)
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -291,7 +299,7 @@ class File:
                 m = mmap.mmap(self.fd, size, access=access, offset=start)
             except ValueError:
                 continue            # a writer cut the unused end off in between
-            w = Window(start, m, self.path, mode)
+            w = Window(start, m, self.path, mode, self.file_id)
             if many:
                 self.windows.clear()
                 self.epoch += 1
@@ -463,6 +471,7 @@ class File:
         """
         if end <= self.size:
             return
+        self._ahead[:] = [True]
         ahead = end + max(AHEAD_LEAST, end // 4)
         try:
             self.truncate(max(end, ahead - ahead % mmap.PAGESIZE))
@@ -555,7 +564,31 @@ class File:
         """Close the descriptors and let go of the maps: each of them has one too. Arrays keep theirs."""
         self.windows = []
         self.cells = None
+        if self.writable:
+            self._left.detach()
         self.close_files()
+
+
+def _trim_left(path: str, identity: tuple[int, int], ahead: list[bool]) -> None:
+    """Cut off the unused end of a file whose handle was dropped, or is open when the interpreter ends.
+
+    Under a lock of its own: a thread that still writes has the handle's.
+    """
+    if fcntl is None or not ahead:
+        return
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDWR | O_BINARY)
+        try:
+            status = os.fstat(fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            cells = struct.unpack_from("<32Q", os.pread(fd, fmt.HEADER_SIZE, 0))
+            stop = cells[fmt.STOP_OFFSET >> 3]
+            # I4: the header was right when this handle made the file longer, and even means that it is now (I5).
+            if (status.st_dev, status.st_ino) == identity and not cells[fmt.COMMIT_OFFSET >> 3] & 1 \
+                    and stop + 1 < status.st_size and os.pread(fd, 1, stop) == bytes((fmt.STOP,)):
+                os.ftruncate(fd, stop + 1)          # I3
+        finally:
+            os.close(fd)
 
 
 def sync_folder(folder: str) -> None:

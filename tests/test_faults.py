@@ -20,9 +20,13 @@ from mmapdict import birth, store
 from test_crash import ARRAY, MASKED, OPERATIONS, SHARED, assign, content, create, delete, prepare, put
 
 
-def descriptors():
-    gc.collect()
-    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+def descriptors(expected=None, collect=True):
+    """How many descriptors are open; those of garbage do not count."""
+    if not os.path.isdir("/proc/self/fd"):
+        return 0
+    if collect and len(os.listdir("/proc/self/fd")) != expected:
+        gc.collect()                # slow
+    return len(os.listdir("/proc/self/fd"))
 
 
 def plain(path):
@@ -129,16 +133,17 @@ def test_every_store_fails_once_and_for_good(name, error, tmp_path, monkeypatch,
     path = tmp_path / "file"
     fault = faults.Fault(error=error).install(monkeypatch)
     before = descriptors()
-    for lasting in (False, True):
-        for how in ("before", "part", "after"):
-            fault.how, fault.lasting = how, lasting
-            for fault.at in range(40):
-                if not check_fault(path, name, fault, other):
-                    break
-            assert 3 < fault.at < 40
+    ways = [("before", False), ("part", False), ("after", False)]
+    if error is OSError:
+        ways = [("before", False), ("part", True), ("before", True), ("after", False)]
+    for fault.how, fault.lasting in ways:
+        for fault.at in range(40):
+            if not check_fault(path, name, fault, other):
+                break
+        assert 3 < fault.at < 40
     other.close()
     other.d = None
-    assert descriptors() == before
+    assert descriptors(before) == before
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -209,7 +214,7 @@ def test_closing_succeeds_although_spare_room_cannot_be_given_back(tmp_path, mon
     fault.arm()
     d.close()
     assert fault.raised and d.closed
-    assert descriptors() == before
+    assert descriptors(before) == before
     assert plain(tmp_path / "file") == {"a": 1}
 
 
@@ -278,7 +283,7 @@ def test_too_few_descriptors_is_an_oserror_and_nothing_is_leaked(tmp_path):
                 assert exc.errno == errno.EMFILE
                 outcomes.append("failed")
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert descriptors() == before
+            assert descriptors(before) == before
             assert set(plain(path)) <= {"a", "b", "hole"}
             prepare(path, {"a": 1, "b": ARRAY})
     finally:
@@ -333,7 +338,7 @@ def test_every_map_fails(windows, tmp_path, monkeypatch):
         if count[0] < n:
             break
     assert 3 < n < 59
-    assert descriptors() == before
+    assert descriptors(before) == before
 
 
 def check_consistent_or_no_memory(d, states):
@@ -369,7 +374,7 @@ def test_every_call_fails_while_a_file_is_made(mode, nameless, tmp_path, monkeyp
                 if path.exists():
                     assert plain(path) == {}
                     path.unlink()
-                assert descriptors() == before
+                assert descriptors(before) == before
                 if not calls.raised:
                     break
             assert not calls.raised and at > 2
@@ -418,7 +423,7 @@ def test_every_call_fails_while_a_file_is_replaced(error, tmp_path, monkeypatch)
             assert plain(path) == {**found, "more": 1}
             faults.check_header(path.read_bytes())
         path.unlink()
-        assert descriptors() == before
+        assert descriptors(before) == before
         if not calls.raised:
             break
     assert 4 < at < 20
@@ -901,4 +906,4 @@ def test_an_interrupt_at_any_moment_leaves_the_state_before_or_after(name, tmp_p
     assert at > 20 and not interrupted
     other.close()
     other.d = None
-    assert descriptors() == before
+    assert descriptors(before) == before

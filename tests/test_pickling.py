@@ -179,9 +179,10 @@ def test_lengths_of_all_opcodes_are_those_of_pickletools():
 @given(strategies.values(), st.sampled_from([64, 1000]), st.sampled_from([1, 7, 300, 70_000]))
 def test_shifted_opcodes_give_the_same_value(value, base, delta):
     """Part by part, as it is done: a part behind a payload may fetch what one before it put."""
-    parts, memo = pickling.rewrite(original(value), base)
+    stream = original(value)
+    parts, memo = pickling.rewrite(stream, base)
     shifted = [part if isinstance(part, fmt.Payload) else pickling.shift_memo(part, delta) for part in parts]
-    direct, _ = pickling.rewrite(original(value), base + delta)
+    direct, _ = pickling.rewrite(stream, base + delta)
     assert join(shifted) == join(direct)
     back = [part if isinstance(part, fmt.Payload) else pickling.shift_memo(part, -delta) for part in shifted]
     assert join(back) == join(parts)

@@ -57,7 +57,7 @@ def as_stored(array):
     if array.flags.c_contiguous or array.flags.f_contiguous:
         return array
     whole = array.view("V%d" % array.dtype.itemsize) if array.dtype.names else array    # padding is copied too
-    return np.ndarray(array.shape, array.dtype, bytearray(whole.tobytes() or 1))
+    return np.ndarray(array.shape, array.dtype, bytearray(whole.copy().tobytes() or 1))
 
 
 def assert_same_array(found, expected):
