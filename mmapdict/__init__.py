@@ -1,13 +1,26 @@
 """A growing dictionary of big arrays in one file that is a valid pickle at every instant.
 
+>>> import mmapdict, numpy
+>>> with mmapdict.open("doctest.mmapdict", "w") as d:
+...     d["dark"] = numpy.zeros((480, 640), "u2")
+...     scan = d.create(("scan", 0), (480, 640), "u2")
+...     scan[7] = 1                                     # is in the file; other processes see it
+
+- `open` opens a file and gives a `MmapDict`, which has all methods and their help
+- `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields
+- `memmap` is the type of the arrays that are handed out
+- errors: `MmapDictError`, and of its kind `FormatError`, `CorruptError`, `ReadOnlyError`, `ClosedError`, `BusyError`
+
 Reading the source, from low to high; each module imports only what stands before it:
 
 - `errors`: every exception
 - `format`: the bytes of header and records; pure functions
 - `views`: arrays over a mapped file
-- `values`: values <-> the opcodes of a record
+- `literals`, `arrays`, `pickling`, `values`: keys and values <-> the opcodes of a record
 - `store`: one open file: maps, lock, and every store into it
+- `birth`: how a file comes to be
 - `index`: keys -> offsets, and the sequences of stores that change them
+- `dictviews`: what `keys`, `values` and `items` give
 - `mapping`: `MmapDict`
 - `cli`, `demo`: the command line
 
@@ -21,3 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = ["BusyError", "Change", "ClosedError", "CorruptError", "Entry", "FormatError", "MmapDict", "MmapDictError",
            "ReadOnlyError", "memmap", "open"]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import mmapdict
 from mmapdict.errors import MmapDictError
@@ -19,6 +19,7 @@ from mmapdict.errors import MmapDictError
 EPILOG = """\
 examples:
   mmapdict demo                         capture a time-lapse into ./timelapse.mmapdict
+  mmapdict demo --source mine.npy       the same with an array of your own
   mmapdict ls timelapse.mmapdict        what is in it
   mmapdict info --json FILE             about the file, for programs
 """
@@ -29,6 +30,10 @@ plain pickle.load in a third process without mmapdict, and compare the speed wit
 the file keeps everything.
 """
 
+VIEWER = "demo-viewer"
+CELL = 40  # a table's longest cell; programs use --json
+
+Number = TypeVar("Number", int, float)
 Command = Callable[[argparse.Namespace, TextIO, TextIO], int]
 
 
@@ -57,8 +62,14 @@ def main(argv: Sequence[str] | None = None, stdin: TextIO | None = None, stdout:
     if isinstance(stdout, io.TextIOWrapper):
         # A key may hold any character; a terminal or pipe that cannot show one gets its escape.
         stdout.reconfigure(errors="backslashreplace")
+    argv = sys.argv[1:] if argv is None else list(argv)
+    # `demo` starts its viewer by this; people are not told of it.
+    parser = _viewer_parser() if argv[:1] == [VIEWER] else _parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = parser.parse_args(argv)
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 2
     command: Command = arguments.command
@@ -88,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mmapdict {mmapdict.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    ls = commands.add_parser("ls", help="list the keys: kind, shape, dtype, bytes, offset", description=_doc(_ls))
+    ls = commands.add_parser("ls", help="list the keys: kind, shape, bytes, offset, dtype", description=_doc(_ls))
     info = commands.add_parser("info", help="about the file: keys, live and dead bytes, ...", description=_doc(_info))
     for command, function in ((ls, _ls), (info, _info)):
         command.add_argument("file", metavar="FILE")
@@ -123,27 +134,43 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--shape", metavar="Y,X,L", type=_shape, help="lines, pixels and wavelengths of a scan")
     demo.add_argument("--force", action="store_true", help="replace OUT whatever it is")
 
-    # Started by `demo`, not by people: no help, so it is not listed.
-    viewer = commands.add_parser("demo-viewer")
-    viewer.add_argument("file")
-    viewer.set_defaults(command=_demo_viewer)
+    return parser
+
+
+def _viewer_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mmapdict")
+    parser.add_argument("viewer", choices=[VIEWER])
+    parser.add_argument("file")
+    parser.set_defaults(command=_demo_viewer)
     return parser
 
 
 def _ls(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
-    """List the keys of a file, in file order, with what is known of each value without reading it."""
+    """List the keys of a file, in file order, with what is known of each value without reading it.
+
+    What is longer than 40 characters is shown with "..."; --json gives all of it.
+    """
     with mmapdict.open(arguments.file, "r") as d:
         entries = list(d.entries())
     if arguments.json:
         print(json.dumps([_entry_dict(entry) for entry in entries], indent=1), file=stdout)
         return 0
-    rows = [("key", "kind", "shape", "dtype", "bytes", "offset")]
+    # The dtype comes last: it is text of any length, and nothing has to stand in line behind it.
+    rows: list[Sequence[str]] = [("key", "kind", "shape", "bytes", "offset", "dtype")]
     for entry in entries:
         shape = "" if entry.shape is None else " x ".join(str(n) for n in entry.shape) or "()"
         dtype = "" if entry.dtype is None else str(entry.dtype)
-        rows.append((repr(entry.key), entry.kind, shape, dtype, str(entry.nbytes), str(entry.offset)))
-    _print_table(rows, right=(4, 5), stdout=stdout)
+        cells = repr(entry.key), entry.kind, shape, str(entry.nbytes), str(entry.offset), dtype
+        rows.append([_short(cell) for cell in cells])
+    _print_table(rows, right=(3, 4), stdout=stdout)
+    number = f"{len(entries):,} key" + ("" if len(entries) == 1 else "s")
+    print(f"total: {number}, {sum(entry.nbytes for entry in entries):,} bytes", file=stdout)
     return 0
+
+
+def _short(text: str) -> str:
+    """Return a text, or its beginning and end if it is long: keys often differ in their ends."""
+    return text if len(text) <= CELL else text[:CELL - 15] + "..." + text[-12:]
 
 
 def _info(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
@@ -223,24 +250,33 @@ def _doc(function: Callable[..., Any]) -> str:
 
 
 def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    value = _number(int, text)
+    if value is None or value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return value
 
 
 def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of lines per second")
+    value = _number(float, text)
+    if value is None or not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines per second")
     return value
 
 
 def _shape(text: str) -> tuple[int, int, int]:
-    parts = [_positive_int(part) for part in text.replace("x", ",").split(",")]
-    if len(parts) != 3:
-        raise argparse.ArgumentTypeError(f"'{text}' must be three numbers, as 320,400,120")
-    return parts[0], parts[1], parts[2]
+    parts = [_number(int, part) for part in text.replace("x", ",").split(",")]
+    sizes = [n for n in parts if n is not None and n > 0]
+    if len(parts) != 3 or len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} must be three positive whole numbers, as 320,400,120")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _number(kind: Callable[[str], Number], text: str) -> Number | None:
+    """Return the number that a text gives, if any: argparse's own message would name our function."""
+    try:
+        return kind(text)
+    except ValueError:
+        return None
 
 
 def _axes(text: str) -> str:

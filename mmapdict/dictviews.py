@@ -11,6 +11,8 @@ import numpy as np
 _missing: Any = object()
 _value = itemgetter(1)
 
+SHOWN = 10          # keys, in a repr
+
 
 class _View:
     _mapping: Any
@@ -22,6 +24,13 @@ class _View:
 
 
 class Keys(_View, KeysView[Any]):
+    def __repr__(self) -> str:
+        if self._mapping.closed:
+            return super().__repr__()
+        keys = list(self._mapping)
+        shown = [*map(repr, keys[:SHOWN]), *([f"... {len(keys) - SHOWN} more"] if len(keys) > SHOWN else [])]
+        return f"Keys([{', '.join(shown)}])"
+
     def __reversed__(self) -> Iterator[Any]:
         keys: Iterator[Any] = reversed(self._mapping)
         return keys

@@ -112,7 +112,7 @@ class MmapDict(MutableMapping[Any, Any]):
     mode : str
         ``"r"``: read only, takes no lock and writes nothing. ``"r+"``: the file must exist. ``"a"``: it is
         created if missing. ``"w"``: it starts anew; a file that is there is replaced in one step. ``"x"``: it
-        must not exist.
+        must not exist. Captures want ``"a"`` or ``"x"``: ``"w"`` also takes the file from a running writer.
 
     Raises
     ------
@@ -132,14 +132,16 @@ class MmapDict(MutableMapping[Any, Any]):
     - follow others: `commit`, `wait`, `watch`
     - disk: `flush`, `sync`, `close`
 
-    Keys are str, bytes, int, float, bool, None and tuples of them; ``1 == 1.0 == True`` is one key. The order
-    is that of the file, the same that ``pickle.load`` gives: a replaced item moves to the end.
+    Keys are str, bytes, int, float, bool, None and tuples of them; ``1 == 1.0 == True`` is one key. numpy scalars
+    that equal one of these are stored as that. The order is that of the file, the same that ``pickle.load`` gives:
+    a replaced item moves to the end.
 
     What survives: once an assignment has returned, other processes see it, and a killed process cannot take it
     back. `sync` makes it survive a power cut.
 
     A value that is not an array is a copy: changing it does not change the file; assign it again. It is read
-    by `pickle`, so open only files that you trust. Arrays are read without.
+    by `pickle`, so open only files that you trust. Arrays are read without. ``pickle.load`` of the file needs
+    every value to unpickle where it runs: keep to arrays and builtin types in files for others.
 
     Threads may share a handle. A forked child may go on using its parent's.
 
@@ -326,6 +328,9 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __reversed__(self) -> Iterator[Any]:
         return iter([key for key, _ in reversed(self._snapshot()[1])])
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [key for key in self if isinstance(key, str)]
 
     def _snapshot(self) -> tuple[store.File, list[tuple[Any, int]]]:
         """Return all keys and the offsets of their records, in order, and the file that these belong to."""
@@ -676,6 +681,8 @@ class MmapDict(MutableMapping[Any, Any]):
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Wait until keys were added, replaced or removed since the last call (the first: since opening).
 
+        If that has happened already, it returns at once.
+
         Parameters
         ----------
         timeout : float, optional
@@ -738,7 +745,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
         Notes
         -----
-        Costs O(keys) at each change.
+        Call it before you look at the keys that are there, and iterate after that: so no key is missed, and one
+        that comes in between is seen twice. Costs O(keys) at each change.
         """
         with self._mutex:
             file, snapshot = self._snapshot()

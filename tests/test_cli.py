@@ -39,13 +39,35 @@ def run(*argv):
 def test_ls_lists_each_key_in_file_order(path):
     code, text = run("ls", path)
     assert code == 0
-    head, *lines = text.splitlines()
-    assert head.split() == ["key", "kind", "shape", "dtype", "bytes", "offset"]
+    head, *lines, total = text.splitlines()
+    assert head.split() == ["key", "kind", "shape", "bytes", "offset", "dtype"]
     with mmapdict.open(path, "r") as d:
         assert len(lines) == len(d)
         for line, key in zip(lines, d):
             assert line.startswith(repr(key))
-    assert lines[1].split()[2:] == ["array", "4", "x", "5", "x", "6", "float32", "480", lines[1].split()[-1]]
+        entry = d.entry(("scan", 0))
+        nbytes = sum(entry.nbytes for entry in d.entries())
+    assert lines[1].split()[2:] == ["array", "4", "x", "5", "x", "6", "480", str(entry.offset), "float32"]
+    assert total == f"total: 6 keys, {nbytes:,} bytes"
+
+
+def test_ls_shortens_long_cells(tmp_path):
+    path = tmp_path / "long.mmapdict"
+    with mmapdict.open(path, "w") as d:
+        d["a" * 300 + "end"] = 1
+        d["deep"] = np.zeros((1,) * 32, "u1")
+        d["wide"] = np.zeros(3, [(f"field_{i}", "<f8") for i in range(30)])
+        d["key"] = np.zeros(3, "u1")
+    code, text = run("ls", path)
+    head, *lines, total = text.splitlines()
+    assert code == 0 and len(lines) == 4 and total.startswith("total: 4 keys, ")
+    assert max(map(len, lines)) < 160
+    assert lines[0].startswith("'aaa") and "aaa...aaa" in lines[0] and "aend' " in lines[0]
+    assert [len(line.split("  ")[0]) for line in lines] == [40, 6, 6, 5]
+    assert lines[1].count("...") == 1 and lines[2].endswith("<f8')]") and lines[2].count("...") == 1
+    assert lines[3].endswith("  uint8") and len(lines[3]) < 130
+    keys = [ast.literal_eval(item["key"]) for item in json.loads(run("ls", "--json", path)[1])]
+    assert keys[0] == "a" * 300 + "end"
 
 
 def test_ls_prints_no_control_characters(path):
@@ -67,10 +89,10 @@ def test_ls_json_holds_what_entries_say(path):
         assert (item["nbytes"], item["offset"]) == (entry.nbytes, entry.offset)
 
 
-def test_ls_of_an_empty_file_prints_the_head_only(tmp_path):
+def test_ls_of_an_empty_file_prints_head_and_total(tmp_path):
     mmapdict.open(tmp_path / "empty", "w").close()
     code, text = run("ls", tmp_path / "empty")
-    assert (code, len(text.splitlines())) == (0, 1)
+    assert (code, text.splitlines()[1:]) == (0, ["total: 0 keys, 0 bytes"])
     assert run("ls", "--json", tmp_path / "empty") == (0, "[]\n")
 
 
@@ -124,6 +146,28 @@ def test_a_file_that_cannot_be_read_is_exit_2(tmp_path, capsys, command, content
 def test_wrong_arguments_are_exit_2(argv, capsys):
     assert main(argv) == 2
     assert "usage: mmapdict" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option, text, message", [
+    ("--frames", "x", "'x' is not a positive whole number"), ("--frames", "0", "'0' is not a positive whole number"),
+    ("--rate", "fast", "'fast' is not a number of lines per second"),
+    ("--shape", "3,4,x", "'3,4,x' must be three positive whole numbers")])
+def test_the_message_says_what_was_expected(option, text, message, capsys):
+    assert main(["demo", option, text]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "_" not in error.splitlines()[-1]
+
+
+def test_no_arguments_print_the_help(capsys):
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "commands:" in captured.err and "examples:" in captured.err
+
+
+def test_the_viewer_of_the_demo_is_not_offered(capsys):
+    assert main(["nonsense"]) == 2
+    error = capsys.readouterr().err
+    assert "ls" in error and "demo-viewer" not in error
 
 
 def test_help_lists_the_commands_and_not_the_viewer(capsys):

@@ -236,7 +236,7 @@ def test_nonsense_in_a_cell_of_the_header(offset, value, small):
     data = faults.with_cell(small.read_bytes(), offset, value)
     with_bytes(small, data)
     if offset == 8:
-        check_refused(small, FormatError, "not an mmapdict file")
+        check_refused(small, CorruptError, "magic is overwritten")
     elif offset == 16 and value != 1:
         check_refused(small, (FormatError, CorruptError), "version %d" % value)
     elif offset == 24:

@@ -205,11 +205,13 @@ class Mapping(RuleBasedStateMachine):
     @rule(number=numbers, data=st.data())
     def set_to_what_is_stored(self, number, data):
         """From a map of the file into the same file, under the same key or another."""
-        source, target = self.pick(data, "source"), data.draw(keys, "target")
+        source = self.pick(data, "source")
+        target = source if data.draw(st.booleans(), "same") else data.draw(keys, "target")
         d = self.handle(number)
         value, expected = d[source], self.model[source]
         d[target] = value
-        self.put(target, expected)
+        if target != source or type(value) is not mmapdict.memmap:      # an array that is there already stays
+            self.put(target, expected)
 
     @precondition(lambda self: self.model)
     @rule(number=numbers, data=st.data())
