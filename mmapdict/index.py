@@ -170,6 +170,20 @@ class Index:
             self._settle()
         return list(self.offsets.items())
 
+    def last(self) -> Optional[tuple[Any, int]]:
+        """Return the last key, in the order of the file, and the offset of its record; None if there is no key.
+
+        The caller holds the lock. O(1), but for keys that others removed: each of them costs once.
+        """
+        if self._shadowed:
+            self._settle()
+        while self.offsets:
+            key, offset = next(reversed(self.offsets.items()))
+            if self.is_live(offset):
+                return key, offset
+            self.forget(key)
+        return None
+
     def _settle(self) -> None:
         """Put keys in order of whom an older record was live: the first live record gives a key its place."""
         places = dict(self.offsets)

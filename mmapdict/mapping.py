@@ -656,10 +656,10 @@ class MmapDict(MutableMapping[Any, Any]):
         self._need_writable()
         with self._mutex:
             while True:
-                snapshot = self._change(Index.snapshot)
-                if not snapshot:
+                last = self._change(Index.last)
+                if last is None:
                     raise KeyError("popitem(): the mapping is empty")
-                key, offset = snapshot[-1]
+                key, offset = last
                 value = self._load(offset)
                 if self._change(_remove, key, self._file, offset, True):
                     self._arrays.pop(key, None)
@@ -887,7 +887,7 @@ def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected:
     if file is not None and index.file is not file:
         return False
     offset = index.find(key)
-    if offset is None or file is not None and offset != expected or last and index.snapshot()[-1][1] != offset:
+    if offset is None or file is not None and offset != expected or last and index.last() != (key, offset):
         return False
     index.remove(key, offset)
     return True

@@ -177,7 +177,7 @@ def test_filler_is_passed_over(filler):
     b"\x8c\x01a0", b"\x8e\x01" + bytes(7) + b"a0", b""])
 def test_what_is_no_filler_is_not_passed_over(ops):
     assert literals.skip_filler(ops, 0, len(ops)) == 0
-    assert literals.skip_filler(b"C\x00000" + ops, 0, 3) == 3
+    assert literals.skip_filler(b"C\x00" + b"0" + ops, 0, 3 + len(ops)) == 3
 
 
 @given(st.binary(max_size=40), st.integers(0, 45))

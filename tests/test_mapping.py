@@ -273,8 +273,9 @@ def test_a_value_is_a_copy_and_an_array_a_view(d):
     d["v"]["x"] = 2
     d["a"][1] = 5
     first, second = d["a"], d["a"]
-    assert first is not second                  # so that what is done to one's shape does not show in the other
-    first.shape = (3, 1)
+    assert first is not second                  # so that what is done to one does not show in the other
+    first.setflags(write=False)
+    assert second.flags.writeable and d["a"].flags.writeable
     check(d, {"v": {"x": 1}, "a": np.array([0.0, 5.0, 0.0])})
 
 
@@ -318,6 +319,19 @@ def test_order_is_that_of_the_file_and_a_replaced_item_moves_to_the_end(d):
     d["b"] = d["b"]
     assert list(d) == ["z", "a", "h", "b"] == list(plain(d.path)) == [e.key for e in d.entries()]
     assert d.popitem() == ("b", 1)
+
+
+def test_popitem_after_changes_by_another_handle(d):
+    d.update({key: key for key in "abcde"})
+    with mmapdict.open(d.path, "r+") as other:
+        del other["e"]
+        other["b"] = "replaced"
+        assert d.popitem() == ("b", "replaced") and d.popitem() == ("d", "d")
+        other["a"] = d["c"] = "again"
+        assert [d.popitem(), other.popitem()] == [("c", "again"), ("a", "again")]
+        for handle in d, other:
+            with pytest.raises(KeyError):
+                handle.popitem()
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

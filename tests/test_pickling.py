@@ -227,11 +227,13 @@ def fake(monkeypatch):
 
     offered, hidden = cls("Offered", "numpy._fake"), cls("Hidden", "numpy._fake")
     nested = cls("Offered", "numpy.fake.deep")
-    module("numpy._fake", Offered=offered, Hidden=hidden, offered=offered)
+    own = cls("_Own", "numpy._fake")
+    module("numpy._fake", Offered=offered, Hidden=hidden, _Own=own)
     monkeypatch.setattr(np, "Offered", offered, raising=False)
+    monkeypatch.setattr(np, "_Own", own, raising=False)
     module("numpy.fake", Offered=nested)
     module("numpy.fake.deep", Offered=nested)
-    return types.SimpleNamespace(offered=offered, hidden=hidden, nested=nested, module=module)
+    return types.SimpleNamespace(offered=offered, hidden=hidden, nested=nested, own=own)
 
 
 def globals_of(ops):
@@ -249,6 +251,12 @@ def test_private_modules_become_public(fake):
     assert globals_of(join(parts)) == [("numpy", "Offered"), ("numpy._fake", "Hidden"), ("numpy.fake", "Offered")]
     parts, _ = check_rewritten([fake.offered(), fake.hidden(), fake.nested()], 64)
     assert globals_of(join(parts)) == [("numpy", "Offered"), ("numpy._fake", "Hidden"), ("numpy.fake", "Offered")]
+
+
+def test_private_names_are_left_where_they_are_defined(fake):
+    """That another module has them too is chance, and will not last."""
+    parts, _ = check_rewritten([fake.own], 64)
+    assert globals_of(join(parts)) == [("numpy._fake", "_Own")]
 
 
 def test_names_are_left_alone_if_numpy_means_something_else_by_them(fake, monkeypatch):

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import judge
 import mmapdict
 import strategies
-from mmapdict import store
+from mmapdict import arrays, store, views
 
 # The file is started anew by each example, so it does no harm that they share a folder.
 reuse_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -355,13 +355,52 @@ def test_renamed_fields(tmp_path):
     with mmapdict.open(tmp_path / "f", "w") as d:
         d["before"] = array
         d["flat, before"] = array["b"]
+        array["b"].dtype.names = ("z",)
+        d["inner"] = array
         array.dtype.names = ("x", "y")
-        array["y"].dtype.names = ("z",)
         d["after"] = array
         d["flat, after"] = array["y"]
         assert d["before"].dtype == np.dtype([("a", "<i4"), ("b", [("c", "<i4")])])
+        assert d["inner"].dtype == np.dtype([("a", "<i4"), ("b", [("z", "<i4")])])
         assert d["after"].dtype == np.dtype([("x", "<i4"), ("y", [("z", "<i4")])])
         assert (d["flat, before"].dtype.names, d["flat, after"].dtype.names) == (("c",), ("z",))
+
+
+def test_a_type_of_its_own_is_not_taken_for_the_plain_one(tmp_path):
+    """numpy.record without fields has the text of plain bytes."""
+    record = np.dtype((np.record, "V4"))
+    with mmapdict.open(tmp_path / "f", "w") as d:
+        d["plain"] = np.zeros(3, "V4")
+        d["record"] = np.zeros(3, record)
+        d["plain again"] = np.zeros(3, "V4")
+        for mapping in (d, load(tmp_path / "f")):
+            assert [array.dtype.type for array in mapping.values()] == [np.void, np.record, np.void]
+
+
+def test_offset_counts_from_the_start_of_the_file(tmp_path):
+    """Also in an array that a reader sees through a map that starts further behind."""
+    path = tmp_path / "f"
+    with mmapdict.open(path, "x") as d, mmapdict.open(path, "r") as reader:
+        starts = set()
+        for n in range(4):
+            d.create(n, 1 << 23, "u1", sparse=True)[7:10] = n + 1
+            found = reader[n]
+            assert found.offset == d.entry(n).offset and found[7:].offset == found.offset + 7
+            starts.add(views.root_of(found).start)
+            with open(path, "rb") as file:
+                file.seek(found[7:].offset)
+                assert file.read(4) == bytes([n + 1] * 3 + [0])
+        assert starts > {0}
+        del found
+    path.unlink()
+
+
+def test_long_fill_values_end_at_an_even_place():
+    """As every payload that a loader may read past its buffer; a short one stands among the opcodes."""
+    payloads = arrays.encode_masked(MASKED["long text"])[1::2]
+    assert [payload.nbytes for payload in payloads] == [10_000, 2, 5000]
+    assert payloads[2].alignment % 8 == 0 and payloads[2].residue == 0
+    assert len(arrays.encode_masked(MASKED["fill value"])[1::2]) == 2
 
 
 def test_renaming_the_fields_of_one_array_leaves_others_alone(tmp_path):
@@ -554,6 +593,18 @@ def test_masking_and_unmasking_in_place_is_in_the_file(tmp_path):
     with written_in_place(tmp_path / "f", MASKED["mask"]) as x:
         x[:] = np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3))
         assert x.sum() == 4
+
+
+def test_mask_stays_the_file_when_it_is_unshared(tmp_path):
+    """numpy copies a mask that it believes to be shared before the first change of some kinds."""
+    value = np.ma.array(np.arange(6.0), mask=[0, 1, 0, 0, 0, 0])
+    with written_in_place(tmp_path / "f", value) as x:
+        assert not x.sharedmask
+        x.unshare_mask()
+        x[0] = np.ma.masked
+        x.unshare_mask()
+        x.mask[2] = True
+        assert x.mask.tolist() == [True, True, True, False, False, False]
 
 
 def test_structured_masks_change_in_place(tmp_path):
