@@ -286,7 +286,7 @@ def encode_array(a: np.ndarray[Any, Any]) -> Optional[EncodedArray]:
     nbytes = template.nbytes
     if nbytes > COPY_MAX:
         return EncodedArray(template, a)
-    data = element_bytes(a)
+    data = a.tobytes("A") if template.names is None and a.ndim <= 32 else element_bytes(a)
     padding = template.payload.nbytes - nbytes
     return EncodedArray(template, data + bytes(padding) if padding else data)
 

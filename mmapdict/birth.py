@@ -65,26 +65,30 @@ def _link_nameless(path: str, content: bytes) -> bool:
 
 
 def _link_or_write(path: str, content: bytes) -> bool:
-    temporary = _write_beside(path, content)
+    temporary = _name_beside(path)
     try:
+        _write_named(temporary, content)
         os.link(temporary, path)
         return True
     except OSError as exc:
         if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
     finally:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
     _write_new(path, content)
     return True
 
 
-def _write_beside(path: str, content: bytes) -> str:
-    """Write `content` to a new file in the folder of `path` and return its name."""
-    # Not the name with something behind it: that could be too long.
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.mmapdict-new")
-    if not (HAVE_TMPFILE and _link_nameless(temporary, content)):
-        _write_new(temporary, content)
-    return temporary
+def _name_beside(path: str) -> str:
+    """Return a name that is not taken in the folder of `path`; not `path` and more, which could be too long."""
+    return os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.mmapdict-new")
+
+
+def _write_named(path: str, content: bytes) -> None:
+    """Write `content` to the file `path`, which must not exist."""
+    if not (HAVE_TMPFILE and _link_nameless(path, content)):
+        _write_new(path, content)
 
 
 def _write_new(path: str, content: bytes) -> None:
@@ -115,18 +119,21 @@ def replace_file(path: str, content: bytes, old: Optional[File]) -> None:
         The file that is replaced, under its lock, if it is one of ours: it is marked, so that handles that
         have it open go on with the new one (I13).
     """
-    temporary = _write_beside(path, content)
+    temporary = _name_beside(path)
+    marked = False
     try:
+        _write_named(temporary, content)
         with suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         if old is not None:
             # I13: marked before it is replaced. Who finds the mark and the path unchanged takes it off.
+            marked = True
             _mark(old, fmt.REPLACING)
         os.replace(temporary, path)
     finally:
         failed = os.path.lexists(temporary)
         try:
-            if old is not None:
+            if old is not None and marked:
                 _mark(old, fmt.NORMAL if failed else fmt.SUPERSEDED)
         finally:
             if failed:

@@ -336,6 +336,10 @@ class Index:
                 file.write(at, _buffers(records))
             else:
                 self._write_hole(at, records, end, sparse)
+            # The map that the publish needs, and an array's views: if there is no room for it, nothing has happened.
+            w = file.windows[-1]
+            if not w.start < at or end >= w.end:
+                file.window(self.end, end + 1)
         except BaseException:
             with suppress(OSError):
                 file.truncate(at)               # I3: gives the room back

@@ -37,6 +37,8 @@ _STATE = fmt.STATE_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
 _new = np.ndarray.__new__
 _missing: Any = object()
+# Which file, and which commit of it.
+_Moment = tuple[tuple[int, int, bytes], int]
 _gone: Any = object()
 
 # A value of `_seen`, which is else a commit or -1: an operation was broken off, and the index may be half true.
@@ -243,11 +245,13 @@ class MmapDict(MutableMapping[Any, Any]):
             self._seen = DOUBT
         self._mutex = threading.RLock()
         self._busy = False
+        if self._writable and not self._forked and not self._closed:
+            self._file.drop_lock()
         self._forked = self._writable
 
-    def _moment(self) -> tuple[bytes, int]:
+    def _moment(self) -> _Moment:
         """Return what tells one state of the file from any other: which file it is, and its commit."""
-        return self._file.file_id, self._file.cells[_COMMIT]
+        return self._file.fingerprint, self._file.cells[_COMMIT]
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -536,7 +540,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _holds(self, key: Any, array: memmap) -> bool:
         """Whether `array` is the very array that is stored under `key`, as after ``d[key] += 1``."""
         root = root_of(array)
-        if root is None or root.file_id != self._file.file_id:
+        if root is None or root.identity != self._file.identity:
             return False
         with self._mutex:
             offset = self._refresh().find(key)
@@ -704,14 +708,14 @@ class MmapDict(MutableMapping[Any, Any]):
         self._waited = moment
         return True
 
-    def _wait(self, known: tuple[bytes, int], timeout: Optional[float]) -> Optional[tuple[bytes, int]]:
+    def _wait(self, known: _Moment, timeout: Optional[float]) -> Optional[_Moment]:
         """Wait until the file is at another moment than the `known` one; return it, or None: the time is over."""
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
         check_path = now + PATH_CHECK_S
         for delay in store.poll_delays():
             commit = self._cells[_COMMIT]
-            if commit != known[1] or commit & 1 or self._file.file_id != known[0]:
+            if commit != known[1] or commit & 1 or self._file.fingerprint != known[0]:
                 with self._mutex:
                     self._refresh()                 # it may lead to another file
                     moment = self._moment()
@@ -752,7 +756,7 @@ class MmapDict(MutableMapping[Any, Any]):
             file, snapshot = self._snapshot()
             return self._changes(file, dict(snapshot), self._moment(), timeout)
 
-    def _changes(self, file: store.File, before: dict[Any, int], moment: tuple[bytes, int],
+    def _changes(self, file: store.File, before: dict[Any, int], moment: _Moment,
                  timeout: Optional[float]) -> Iterator[Change]:
         while True:
             next_moment = self._wait(moment, timeout)
@@ -812,7 +816,7 @@ class MmapDict(MutableMapping[Any, Any]):
             if self._writable and not self._forked:
                 if self._seen == DOUBT:
                     self._ask_anew()
-                with suppress(CorruptError):
+                with suppress(CorruptError, OSError):       # no room for a map
                     self._index.walk()
                 self._file.trim(self._index.end)
         finally:

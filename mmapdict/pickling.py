@@ -31,7 +31,8 @@ _EXACT_SCALARS = frozenset((np.bool_, np.str_, np.bytes_, np.float16, np.float32
 
 
 # Types whose name is not the same in every numpy: 2.0 calls bool_ "bool", 1.23 calls longdouble "float128".
-_LASTING_NAMES = ((np.bool_, "bool_"), (np.longdouble, "longdouble"), (np.clongdouble, "clongdouble"))
+_LASTING_NAMES: dict[type, str] = {np.bool_: "bool_", np.longdouble: "longdouble", np.clongdouble: "clongdouble"}
+_NUMPY = (np.ndarray, np.generic, np.dtype, np.ufunc)
 _StringDType: Any = getattr(getattr(np, "dtypes", None), "StringDType", ())         # since numpy 2.0
 
 
@@ -48,17 +49,15 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Give numpy's objects reductions that every numpy from 1.23 on loads."""
+        if not isinstance(obj, _NUMPY):
+            return _LASTING_NAMES.get(obj, NotImplemented) if type(obj) is type else NotImplemented
         if isinstance(obj, np.ndarray):
             return "masked" if obj is np.ma.masked else _reduce_array(obj)
         if isinstance(obj, np.generic):
             return _reduce_scalar(obj)
         if isinstance(obj, np.dtype):
             return _reduce_dtype(obj)
-        if isinstance(obj, np.ufunc):
-            self.ufuncs = True
-        for lasting, name in _LASTING_NAMES:
-            if obj is lasting:
-                return name
+        self.ufuncs = True
         return NotImplemented
 
 
@@ -141,6 +140,10 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     reduced = a.__reduce_ex__(4)
     function = reduced[0]
     if getattr(function, "__name__", "") != "_reconstruct" or "numpy" not in function.__module__:
+        if isinstance(reduced, tuple) and type(reduced[1]) is tuple:
+            # A masked array notes the class of the array that it was made of; that of a mapped one is none of a file's.
+            plain = tuple(np.ndarray if any(x is mapped for mapped in PLAIN_ARRAYS) else x for x in reduced[1])
+            reduced = (function, plain, *reduced[2:])
         return reduced               # the subclass has its own way
     if t is not np.ndarray:
         # What numpy's private function does is ndarray.__new__(subclass, (0,)); so does this old function of pickle's.

@@ -47,10 +47,11 @@ ADVISE_FROM = 8 << 20
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
 GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
 CELL_MAX = (1 << 64) - 1
-OFFSET_MAX = (1 << 63) - 1       # of a byte in a file
+OFFSET_MAX = (1 << 56) - 1       # of a byte in a file: the top byte of a cell is zero (I11)
 GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
 ZERO_STEP = 1 << 20
 AHEAD_LEAST = 4 << 20
+AHEAD_ALLOCATED = 64 << 10      # where what is ahead has to be allocated
 WINDOWS_MAX = 8
 LOCK_BYTE = 1 << 62             # on Windows, where locks cover bytes: one far behind any data
 
@@ -102,6 +103,11 @@ def _stores_in_place(device: int) -> bool:
                     known = kind.split()[0] in IN_PLACE
         _in_place[device] = known
     return known
+
+
+def _block_size(fd: int) -> int:
+    """Return the size of the file system's blocks in bytes, or 0 where the system does not tell."""
+    return os.fstatvfs(fd).f_bsize if hasattr(os, "fstatvfs") else 0
 
 
 class _Statx:
@@ -180,10 +186,10 @@ class Window:
 
     __slots__ = ("start", "end", "root", "view")
 
-    def __init__(self, start: int, m: mmap.mmap, path: str, mode: str, file_id: bytes) -> None:
+    def __init__(self, start: int, m: mmap.mmap, path: str, mode: str, identity: tuple[int, int]) -> None:
         self.start = start
         self.end = start + len(m)
-        self.root: Root = make_root(m, start, path, mode, file_id)
+        self.root: Root = make_root(m, start, path, mode, identity)
         self.view = memoryview(m)
 
 
@@ -211,6 +217,8 @@ class File:
         Combined with an offset it makes a record's tag.
     identity : (int, int)
         Device and inode.
+    fingerprint : tuple
+        The identity and the file id: another for every file, also for a copy and for one whose inode is used again.
 
     Raises
     ------
@@ -245,9 +253,14 @@ class File:
         self.size = status.st_size
         self.file_id = fmt.check_header(self.read(0, fmt.HEADER_SIZE + 1), self.size, self.path)
         self.tag = fmt.file_tag(self.file_id)
+        self.fingerprint = (*self.identity, self.file_id)
         self.windows: list[Window] = []
+        # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
+        self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
-        self.in_place = self.writable and ORDERED and _stores_in_place(status.st_dev)
+        # With blocks smaller than a page, a store into a page needs the blocks of all the page, up to the file's end.
+        self.whole_pages = self.writable and _block_size(self.fd) >= mmap.PAGESIZE
+        self.in_place = self.whole_pages and ORDERED and _stores_in_place(status.st_dev)
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
             self._statx_device = (self._statx() or (0, 0, 0))[2]
@@ -296,10 +309,10 @@ class File:
             if size <= 0:
                 raise ValueError(f"offset {start} is behind the end of the file")
             try:
-                m = mmap.mmap(self.fd, size, access=access, offset=start)
+                m = mmap.mmap(self.fd, size, access=access, offset=start, **self._map_options)
             except ValueError:
                 continue            # a writer cut the unused end off in between
-            w = Window(start, m, self.path, mode, self.file_id)
+            w = Window(start, m, self.path, mode, self.identity)
             if many:
                 self.windows.clear()
                 self.epoch += 1
@@ -454,7 +467,7 @@ class File:
 
     def sync(self, folder: bool = False) -> None:
         """Return when all that was stored, through maps too, is on the disk; with `folder`, its name as well."""
-        fd = self.lock_fd if self.writable else self.fd
+        fd = self.fd
         if hasattr(fcntl, "F_FULLFSYNC"):
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)      # on macOS, fsync leaves it to the disk when to write
         elif hasattr(os, "fdatasync"):
@@ -471,12 +484,30 @@ class File:
         """
         if end <= self.size:
             return
+        if end > OFFSET_MAX:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
         self._ahead[:] = [True]
+        if not self.whole_pages and self._fallocate_pages(end):
+            return
         ahead = end + max(AHEAD_LEAST, end // 4)
         try:
             self.truncate(max(end, ahead - ahead % mmap.PAGESIZE))
         except OSError:             # a limit of the process or the file system
             self.truncate(end)
+
+    def _fallocate_pages(self, end: int) -> bool:
+        """Where blocks are smaller than pages, find room up to the end of a page, so that none is in part a hole.
+
+        Setting an element there through the map would need a block, and a full disk would be a bus error.
+        """
+        pages = -end % mmap.PAGESIZE + end
+        for size in (pages + AHEAD_ALLOCATED, pages):
+            with suppress(OSError):
+                if not self._fallocate(self.size, size):
+                    return False
+                self.size = size
+                return True
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     # -- the writers' lock --------------------------------------------------------------------------------------
 
@@ -540,6 +571,15 @@ class File:
         os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
         with suppress(OSError):     # it was not locked
             msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)
+
+    def drop_lock(self) -> None:
+        """In a forked child: close the descriptor of the lock, which is the parent's.
+
+        Closing it does not unlock; but while a child keeps it, the lock of a parent that was killed is not freed.
+        """
+        if self.writable and self.lock_fd in self._descriptors:
+            self._descriptors.remove(self.lock_fd)
+            os.close(self.lock_fd)
 
     def trim(self, stop: int) -> None:
         """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment.

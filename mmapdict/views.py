@@ -29,8 +29,8 @@ class Root(np.ndarray[Any, np.dtype[np.uint8]]):
         Never the store or a cache: an ndarray is not seen by the garbage collector, a cycle would never go.
     filename, mode : str
         Of the file, as `numpy.memmap` has them.
-    file_id : bytes
-        Tells the file from another that has its name.
+    identity : (int, int)
+        Device and inode: tells the file from another that has its name, or its content.
     start : int
         Offset in the file of the map's first byte.
     address : int
@@ -40,7 +40,7 @@ class Root(np.ndarray[Any, np.dtype[np.uint8]]):
     map: mmap.mmap
     filename: str
     mode: str
-    file_id: bytes
+    identity: tuple[int, int]
     start: int
     address: int
 
@@ -52,13 +52,14 @@ class Root(np.ndarray[Any, np.dtype[np.uint8]]):
         self.map.flush()
 
 
-def make_root(m: mmap.mmap, start: int, filename: str, mode: str, file_id: bytes = b"") -> Root:
+def make_root(m: mmap.mmap, start: int, filename: str, mode: str,
+              identity: tuple[int, int] = (0, 0)) -> Root:
     """Return the root over the map `m`, whose first byte is byte `start` of the file.
 
     ``numpy.frombuffer`` pins the map: it cannot be closed while a view lives.
     """
     root = np.frombuffer(m, np.uint8).view(Root)
-    root.map, root.start, root.filename, root.mode, root.file_id = m, start, filename, mode, file_id
+    root.map, root.start, root.filename, root.mode, root.identity = m, start, filename, mode, identity
     root.address = root.__array_interface__["data"][0]
     return root
 

@@ -148,7 +148,8 @@ def encoded_with(spec):
 
 
 @pytest.mark.parametrize("spec", [
-    "|O", "f8,f8", None, structure("|O"), ("<f8", (2,)), "|V99999999999", "<M8[nonsense]", structure("<f8", offsets=["a"]),
+    "|O", "f8,f8", None, structure("|O"), ("<f8", (2,)), "|V99999999999", "<M8[nonsense]",
+    structure("<f8", offsets=["a"]),
     structure("<f8", names=["a", "b"]), structure("<f8", itemsize=4), structure("<f8", names=[1]),
     structure("<f8", titles=["a"]), structure("<f8", offsets=[-8]), structure(EMPTY, aligned=True)], ids=repr)
 def test_arrays_of_other_dtypes_are_damage(spec):

@@ -329,11 +329,16 @@ def test_input_that_is_mapped_itself(tmp_path):
         other["list"] = [d["key"], np.memmap(raw, "f8", "r")]
         other["masked"] = np.ma.array(d["key"], mask=d["key"] > 50)
         other["masked in a list"] = [np.ma.array(d["key"], mask=d["key"] > 50)]
+        other["masked subclass"] = np.ma.array(d["key"], mask=d["key"] > 50).view(OwnMasked)
+        other["subclass"] = d["key"].view(OwnArray)
         for mapping in (other, load(tmp_path / "g")):
             assert_same_array(mapping["a"], source[::3])
             assert_same_array(mapping["b"], source[::-3])
             assert type(mapping["list"][0]) is type(mapping["list"][1]) is np.ndarray
             assert type(mapping["masked"]._data) is type(mapping["masked in a list"][0]._data) is np.ndarray
+            assert type(mapping["masked subclass"]) is OwnMasked and type(mapping["subclass"]) is OwnArray
+            assert mapping["masked subclass"]._baseclass is np.ndarray
+            assert mapping["masked subclass"].sum() == mapping["masked"].sum() and mapping["subclass"][1] == 3
             assert mapping["masked"].sum() == mapping["masked in a list"][0].sum() == source[::3][:17].sum()
     assert_public_names(tmp_path / "f")
     assert_public_names(tmp_path / "g")
