@@ -907,3 +907,60 @@ def test_an_interrupt_at_any_moment_leaves_the_state_before_or_after(name, tmp_p
     other.close()
     other.d = None
     assert descriptors(before) == before
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_no_address_space_for_the_map_of_a_hole(tmp_path, sparse, run_child):
+    """The map fails behind the last store into the file: nothing was published, and the room is given back."""
+    path = tmp_path / "f"
+    mmapdict.open(path, "x").close()
+    run_child(path, f"""
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+with mmapdict.open(path) as d:
+    d["a"] = 1
+    try:
+        d.create("h", (3 << 30,), "u1", sparse={sparse})
+    except OSError as error:
+        assert error.errno == errno.ENOMEM, error
+    else:
+        raise AssertionError("there was room")
+    assert list(d) == ["a"] and os.stat(path).st_blocks * 512 < 1 << 20
+    d["b"] = 2
+    assert d == {{"a": 1, "b": 2}}
+""")
+    assert plain(path) == {"a": 1, "b": 2} and path.stat().st_size < 4096
+
+
+@pytest.fixture
+def run_child():
+    def run(path, code):
+        prelude = "import errno, os, resource, sys; import mmapdict; path = sys.argv[1]\n"
+        root = os.path.dirname(os.path.dirname(mmapdict.__file__))
+        done = subprocess.run([sys.executable, "-c", prelude + code, str(path)], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.mark.skipif(not store.HAVE_FALLOCATE, reason="nothing can be allocated here")
+def test_where_blocks_are_smaller_than_pages_no_page_is_in_part_a_hole(tmp_path, monkeypatch):
+    """Setting an element in such a page would need a block, and without one end in a bus error."""
+    monkeypatch.setattr(store, "_block_size", lambda fd: 1024)
+    with mmapdict.open(tmp_path / "f", "x") as d:
+        assert not d._file.in_place
+        for i in range(300):
+            d[i] = np.full(i, i)
+        hole = d.create("h", 5000, "u1")
+        hole[:] = 1
+        status = os.stat(d.path)
+        assert status.st_size % mmap.PAGESIZE == 0 and status.st_blocks * 512 >= status.st_size
+        content_before = content(d)
+    with mmapdict.open(tmp_path / "f", "r") as d:
+        assert content(d) == content_before == content(plain(d.path))
+
+
+def test_offsets_end_where_a_cell_has_a_byte_to_spare(tmp_path):
+    with mmapdict.open(tmp_path / "f", "x") as d:
+        with pytest.raises(OSError) as told:
+            d.create("h", (1 << 56,), "u1", sparse=True)
+        assert told.value.errno == errno.EFBIG and list(d) == []

@@ -1198,3 +1198,14 @@ def test_the_package_imports_nothing_but_numpy():
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": root})
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_storing_the_array_of_a_copy_of_the_file(d, tmp_path):
+    """It has the same file id, and its array the same place; it is another array all the same."""
+    d["x"] = np.zeros(4)
+    copy = tmp_path / "copy"
+    copy.write_bytes(pathlib.Path(d.path).read_bytes())
+    d["x"][:] = 7
+    with mmapdict.open(copy, "r+") as other:
+        other["x"] = d["x"]
+        assert other["x"].tolist() == plain(copy)["x"].tolist() == [7, 7, 7, 7]

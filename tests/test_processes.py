@@ -930,3 +930,33 @@ def test_close_while_other_threads_work(path):
             for future in futures:
                 future.result()
         assert plain(path)["v"] == [1] * 100
+
+
+def test_a_killed_parent_with_a_living_child_does_not_keep_the_lock(path):
+    """A forked child has the parent's descriptor of the lock, and would keep it locked for as long as it lives."""
+    mmapdict.open(path, "x").close()
+    with Child(path, """
+d = mmapdict.open(path, "r+")
+ready, go = os.pipe()
+if not (child := os.fork()):
+    os.close(go)
+    tell("child", os.getpid())
+    os.read(ready, 1)                   # until the parent is gone and the test says so
+    hear()
+    os._exit(0)
+os.close(ready)
+hear()
+d._file.lock()
+tell("locked")
+time.sleep(100)
+""") as parent:
+        orphan = int(parent.hear().split()[1])
+        parent.tell("lock it")
+        assert parent.hear() == "locked"
+        parent.process.kill()
+        parent.process.wait()
+        os.kill(orphan, 0)              # it lives
+        with mmapdict.open(path, "r+") as d:
+            d["a"] = 1
+        assert plain(path) == {"a": 1}
+        os.kill(orphan, signal.SIGKILL)
