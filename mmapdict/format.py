@@ -359,7 +359,13 @@ def encode_record(offset: int, tag: int, parts: Parts, entry: bool = True) -> tu
             pad = (payload.residue - at - 3) % payload.alignment
             if CHECK.size + pad <= 255:          # only the long form is 3 bytes longer
                 pad += payload.alignment
-            at += 3
+            if CHECK.size + pad <= BIG_PAYLOAD:
+                at += 3
+            else:
+                # I11: the check would be a big payload itself. Leave it short, and pad before the payload.
+                pad = 0
+                covered = first + _filler(_gap(at - len(payload.head), payload)) + payload.head
+                at = start + len(covered)
         end = at + pad + payload.nbytes
         data = payload.data
         plain = type(data) is bytes

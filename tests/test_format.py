@@ -401,3 +401,20 @@ def test_clear_empties_the_dictionary():
     clear = lay_out(256, [fmt.CLEAR], entry=False)
     assert run(entry, clear) == {}
     assert run(entry, clear, lay_out(256, [b"K\x03K\x04"])) == {3: 4}
+
+
+@pytest.mark.parametrize("key", [b"\x8c\x01k", b"\x8c\x03kkk", b"\x8c\x08abcdefgh", b"K\x01"])
+def test_the_padding_before_aligned_data_is_never_a_big_payload_itself(key):
+    """Else a reader's buffer could start anew at its end, which is at no multiple of 8."""
+    for offset in range(8, 2 * 4096, 8):
+        pieces, end, _ = fmt.encode_record(offset, 1, [key, fmt.array_payload(None, 1 << 20, 8), b""])
+        at = offset + 1
+        for piece in pieces:
+            if isinstance(piece, fmt.Payload):
+                assert at % 4096 == 0
+                at += piece.nbytes
+            else:
+                assert len(piece) <= fmt.BIG_PAYLOAD + 32
+                at += len(piece)
+        check = pieces[2]
+        assert at == end and end % 8 == 0 and int.from_bytes(check[1:], "little") <= fmt.BIG_PAYLOAD
