@@ -205,12 +205,14 @@ class _Template(NamedTuple):
     tail: bytes
     nbytes: int
     ops: bytes                   # head and the payload's own opcode
+    small: bool                  # whether format.encode_small can lay it out, behind a key of up to KEY_MAX bytes
 
 
 _templates: dict[tuple[int, tuple[int, ...], bool], _Template] = {}
 TEMPLATES_MAX = 1 << 10
 # Smaller arrays are copied into the one buffer that is written; of larger ones the memory itself is.
 COPY_MAX = 1 << 14
+KEY_MAX = 1 << 10
 
 
 def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Optional[_Template]:
@@ -234,7 +236,10 @@ def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Op
             head = (_NDARRAY + b"(" + literal + ops.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
                     + _get[fmt.UINT8] + b"\x89")
             tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if fortran else b"t\x81")
-        template = _Template(dtype, dtype.names, head, payload, tail, nbytes, head + payload.head)
+        ops_all = head + payload.head
+        small = (nbytes <= COPY_MAX and payload.alignment <= fmt.SMALL_ALIGNMENT
+                 and len(ops_all) + KEY_MAX <= fmt.SPAN_MAX)
+        template = _Template(dtype, dtype.names, head, payload, tail, nbytes, ops_all, small)
         if len(_templates) >= TEMPLATES_MAX:
             _templates.clear()
         if dtype.fields is None or all(field[0].base.names is None for field in dtype.fields.values()):

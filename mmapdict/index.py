@@ -14,13 +14,13 @@ from itertools import chain
 from typing import Any, Optional, Union
 
 from . import format as fmt
-from .arrays import decode_info, payload_pieces
+from .arrays import KEY_MAX, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import Payload, Record
 from .literals import check_key, decode_literal, key_parts
 from .pickling import highest_memo, shift_memo
 from .store import File
-from .values import KEY_MAX, Encoded
+from .values import Encoded
 
 _COMMIT = fmt.COMMIT_OFFSET >> 3
 _LIVE = fmt.LIVE_OFFSET >> 3
@@ -275,11 +275,12 @@ class Index:
         memo = file.cells[_MEMO]
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
-        small = value.small
+        array = value.array
         ops: Any = parts[0]
-        if small is not None and fmt.ARRAYS in self.groups and len(parts) == 1 and len(ops) <= KEY_MAX:
-            offset, template = self.end, small.template
-            record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, small.data,
+        if array is not None and array.template.small and fmt.ARRAYS in self.groups and len(parts) == 1 \
+                and len(ops) <= KEY_MAX:
+            offset, template = self.end, array.template
+            record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, array.data,
                                            template.tail)
             self._write_behind(record, end)
         else:

@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from . import format as fmt
 from .errors import BusyError, FormatError
@@ -110,40 +110,45 @@ def _block_size(fd: int) -> int:
     return os.fstatvfs(fd).f_bsize if hasattr(os, "fstatvfs") else 0
 
 
-class _Statx:
-    """Which file a path leads to, and its size, by Linux's statx, which can be asked for these alone.
+class _Statx(NamedTuple):
+    """A call that tells which file a path leads to, and its size, by Linux's statx: it can be asked for these alone.
 
     `os.stat` asks for the times too, and from Linux 6.13 on a file whose time was seen gets a new one, to the
     nanosecond, with its next write: that makes a put a quarter slower.
+
+    Attributes
+    ----------
+    call, arguments
+        ``call(*arguments)`` is 0, or another number if it failed, perhaps because nothing is there.
+    cells : memoryview of 8-byte cells
+        What it answered last: ``cells[4]`` is the inode, ``cells[5]`` the size, ``cells[17]`` the device.
     """
 
-    WANTED = 0x100 | 0x200                  # STATX_INO, STATX_SIZE
-    AT_FDCWD = -100
+    call: Any
+    arguments: tuple[Any, ...]
+    cells: memoryview
 
-    def __init__(self, path: str) -> None:
-        self._buffer = ctypes.create_string_buffer(256)
-        self._cells = memoryview(self._buffer).cast("B").cast("Q")
-        # PyDLL keeps the GIL: giving it up costs more than the call, on the local file systems it is used for.
-        self._call = ctypes.PyDLL(None).statx
-        self._arguments = (ctypes.c_int(self.AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
-                           ctypes.c_uint(self.WANTED), ctypes.byref(self._buffer))
 
-    def __call__(self) -> Optional[tuple[int, int, int]]:
-        """Return size, inode, and the device as the call gives it; None: it failed, perhaps nothing is there."""
-        if self._call(*self._arguments):
-            return None
-        cells = self._cells
-        return cells[5], cells[4], cells[17]
+STATX_INO_SIZE = 0x100 | 0x200
+AT_FDCWD = -100
+
+
+def _make_statx(path: str) -> _Statx:
+    buffer = ctypes.create_string_buffer(256)
+    # PyDLL keeps the GIL: giving it up costs more than the call, on the local file systems it is used for.
+    return _Statx(ctypes.PyDLL(None).statx,
+                  (ctypes.c_int(AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
+                   ctypes.c_uint(STATX_INO_SIZE), ctypes.byref(buffer)), memoryview(buffer).cast("B").cast("Q"))
 
 
 def _find_statx(path: str, inode: int, size: int) -> Optional[_Statx]:
     """Return a working `_Statx` for `path`, or None where the system has none."""
     try:
-        found = _Statx(path)
+        found = _make_statx(path)
     except (OSError, AttributeError, ValueError, TypeError):
         return None
-    status = found()
-    return found if status is not None and status[:2] == (size, inode) else None
+    call, arguments, cells = found
+    return found if not call(*arguments) and (cells[4], cells[5]) == (inode, size) else None
 
 
 class _OtherOrderCells:
@@ -263,7 +268,7 @@ class File:
         self.in_place = self.whole_pages and ORDERED and _stores_in_place(status.st_dev)
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
-            self._statx_device = (self._statx() or (0, 0, 0))[2]
+            self._statx_device = self._statx.cells[17]
         if self.writable:
             self._open_lock()
             self._left = weakref.finalize(self, _trim_left, self.path, self.identity, self._ahead)
@@ -548,10 +553,11 @@ class File:
                         raise
                     time.sleep(0.001)
         # I13: who replaces a file marks it first, but a rename or a removal by others must be noticed too.
-        status = self._statx() if self._statx is not None else None
-        if status is not None:
-            self.size, inode, device = status
-            return inode == self._inode and device == self._statx_device
+        if self._statx is not None:
+            call, arguments, cells = self._statx
+            if not call(*arguments):
+                self.size = cells[5]
+                return cells[4] == self._inode and cells[17] == self._statx_device
         try:
             return self.check_path()
         except BaseException:

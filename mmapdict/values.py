@@ -13,7 +13,6 @@ from .views import PLAIN_ARRAYS
 
 _ndarray = np.ndarray
 ARRAY, MASKED, VALUE = "array", "masked", "value"
-KEY_MAX = 1 << 10
 
 
 class Encoded:
@@ -45,17 +44,6 @@ class Encoded:
         """The opcodes that push the value, and its payloads: bytes, Payload, ..., bytes."""
         parts: list[Union[bytes, Payload]] = self._parts if self.array is None else self.array.parts
         return parts
-
-    @property
-    def small(self) -> Optional[EncodedArray]:
-        """The array, if `format.encode_small` can lay it out behind a key of up to `KEY_MAX` bytes; else None."""
-        array = self.array
-        if array is None or type(array.data) is not bytes:
-            return None
-        template = array.template
-        if template.payload.alignment > fmt.SMALL_ALIGNMENT or len(template.ops) + KEY_MAX > fmt.SPAN_MAX:
-            return None
-        return array
 
 
 def encode(value: Any, base: int) -> Encoded:
