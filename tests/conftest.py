@@ -58,3 +58,9 @@ def check_left_files(request):
             continue
         if path.stat().st_size <= CHECK_LIMIT and judge.is_mmapdict_file(path):
             check_left_file(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a test's file goes."""
+    return tmp_path / "file"

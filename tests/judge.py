@@ -34,6 +34,12 @@ class _Untracked:
         self.value = value
 
 
+def plain(path):
+    """Load a file as anybody would, with nothing but Python and numpy."""
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
 def is_mmapdict_file(path):
     """Whether the file at `path` begins with the header of an mmapdict file.
 

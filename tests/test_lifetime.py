@@ -18,11 +18,6 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "file"
-
-
-@pytest.fixture
 def filled(path):
     with mmapdict.open(path, "x") as d:
         d["a"], d["f"] = np.arange(1000), np.asfortranarray(np.ones((20, 30)))

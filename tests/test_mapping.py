@@ -19,16 +19,7 @@ import mmapdict
 from children import descriptors, in_fork
 from mmapdict import BusyError, ClosedError, CorruptError, FormatError, MmapDict, ReadOnlyError
 from mmapdict.dictviews import equal
-
-
-def plain(path):
-    with open(path, "rb") as file:
-        return pickle.load(file)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "file"
+from judge import plain
 
 
 @pytest.fixture

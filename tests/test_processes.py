@@ -4,7 +4,6 @@ import fcntl
 import multiprocessing
 import os
 import pathlib
-import pickle
 import random
 import signal
 import tempfile
@@ -20,19 +19,10 @@ import mmapdict
 from budget import slow_examples
 from children import WITHOUT_MMAPDICT, Child, descriptors, fork, in_fork, join, run, wait_until
 from mmapdict import Change, ClosedError, FormatError
+from judge import plain
 
 # These tests are about many processes, most of them forked from the test's own.
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-
-def plain(path):
-    with open(path, "rb") as file:
-        return pickle.load(file)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "file"
 
 
 class Gate:

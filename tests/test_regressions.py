@@ -33,18 +33,9 @@ import judge
 import mmapdict
 from children import WITHOUT_MMAPDICT, descriptors, fork, in_fork, join, maps, run
 from mmapdict import MmapDict, store
+from judge import plain
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs fork and /proc")
-
-
-def plain(path):
-    with open(path, "rb") as file:
-        return pickle.load(file)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "file"
 
 
 @pytest.fixture

@@ -14,18 +14,9 @@ import pytest
 
 import mmapdict
 from mmapdict import views
+from judge import plain
 
 MEMMAP = views.memmap
-
-
-def load(path):
-    with open(path, "rb") as file:
-        return pickle.load(file)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "f"
 
 
 @pytest.fixture
@@ -132,7 +123,7 @@ def test_views_stay_the_file_and_know_their_offset(mapping, path, name):
         assert isinstance(further, np.memmap) and further.filename == str(path)
     if part.size:
         part[...] = 99
-        assert (np.asarray(load(path)["a"])[VIEWS[name]] == 99).all()
+        assert (np.asarray(plain(path)["a"])[VIEWS[name]] == 99).all()
 
 
 def test_offset_is_where_the_first_element_is(mapping, path):
@@ -151,7 +142,7 @@ def test_fields_and_their_views(mapping, path):
     structured["y"][1] = -1
     structured[["x"]][0] = (8,)
     structured[1]["x"] = 9
-    assert load(path)["s"].tolist() == [(8, 2.5), (9, -1.0)]
+    assert plain(path)["s"].tolist() == [(8, 2.5), (9, -1.0)]
 
 
 def test_arithmetic_in_place_and_out_stay_the_file(mapping, path):
@@ -171,7 +162,7 @@ def test_arithmetic_in_place_and_out_stay_the_file(mapping, path):
     expected = np.clip(np.arange(12.0).reshape(3, 4) + 2, 3, 9)
     expected[0] *= 2
     expected[1] = [1, 2, 3, 4]
-    assert (load(path)["a"] == expected).all()
+    assert (plain(path)["a"] == expected).all()
 
 
 def test_zero_dimensions(mapping, path, true_memmap):
@@ -183,7 +174,7 @@ def test_zero_dimensions(mapping, path, true_memmap):
     array[...] = 8.5
     array += 1
     assert type(array) is MEMMAP
-    assert load(path)["0"] == 9.5
+    assert plain(path)["0"] == 9.5
 
 
 def test_repr_and_str(mapping, true_memmap):
@@ -207,7 +198,7 @@ def test_plain_views_of_it(mapping, path):
     assert (own.filename, own.mode, own.offset) == (str(path), "r+", array.offset)
     own[0] = -5
     own.flush()
-    assert (load(path)["a"][0] == -5).all()
+    assert (plain(path)["a"][0] == -5).all()
     assert type(array.view(np.ndarray)) is type(np.asarray(array)) is np.ndarray
     assert np.shares_memory(np.asarray(array), array)
 
@@ -324,11 +315,11 @@ def test_parts_stay_readable_and_writable_after_close(path, name):
     if isinstance(part, np.ndarray) and part.flags.writeable:
         if part.dtype == bool:
             part[...] = True
-            assert load(path)["m"].mask.all()
+            assert plain(path)["m"].mask.all()
         else:
             part[...] = 42
-            assert any((np.asarray(value) == 42).any() for value in load(path).values() if value.dtype.names is None) \
-                or 42 in load(path)["s"]["y"]
+            assert any((np.asarray(value) == 42).any() for value in plain(path).values() if value.dtype.names is None) \
+                or 42 in plain(path)["s"]["y"]
 
 
 @needs_proc
@@ -432,4 +423,4 @@ def test_interpreter_exits_silently_with_arrays_alive(path, mapping, script):
                             text=True, env={**os.environ, "PYTHONPATH": root})
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     if "atexit" in script:
-        assert load(path)["a"][0].tolist() == [1.5] * 4
+        assert plain(path)["a"][0].tolist() == [1.5] * 4
