@@ -34,7 +34,7 @@ from mmapdict.camera import Camera
 from mmapdict.sources import Array
 
 MADE_BY = "mmapdict demo"
-COMPARED_BYTES = 64 << 20  # of each scan, with a raw file
+COMPARED_BYTES = 256 << 20  # of a capture, with raw files
 LINES, ARRAY_CALL, META_CALL = 0, 1, 2  # columns of "progress"
 
 #: The clock of both processes: monotonic, and the same for all processes of a machine.
@@ -182,7 +182,8 @@ class Floors:
     """Store the lines of a capture also without mmapdict, at the same moments, to compare: the floors of its speed.
 
     One floor is `os.pwrite`, the other a plain `numpy.memmap`, each into a file of its own for every scan that was
-    allocated beforehand, has no name and so disappears by itself. Line by line, the three take turns.
+    allocated beforehand, has no name and so disappears by itself. Line by line, the three take turns. The files are
+    kept until the end: else the floors would go on in memory that the system has at hand, and the capture in new.
 
     Parameters
     ----------
@@ -193,7 +194,7 @@ class Floors:
     dtype : numpy.dtype
         Of the lines.
     limit : int
-        Bytes of a scan that are compared; its further lines go to the capture only.
+        Bytes that are compared in all; further lines go to the capture only.
 
     Attributes
     ----------
@@ -208,18 +209,25 @@ class Floors:
         self.line_bytes = math.prod(shape[1:]) * dtype.itemsize
         self.capture_ns = self.pwrite_ns = self.memmap_ns = 0
         self._folder = folder
-        self._shape = (min(shape[0], max(1, limit // self.line_bytes)), *shape[1:])
+        self._shape = shape
+        self._left = max(1, limit // self.line_bytes)
         self._dtype = dtype
+        self._kept: list[Any] = []
         self._raw: Any = None
         self._map: Array | None = None
 
     def begin(self) -> None:
         """Make new files for the next scan: as new as its hole, since a map is slow at first and faster later."""
-        self.close()
-        size = self._shape[0] * self.line_bytes
+        self._map = None
+        lines = min(self._shape[0], self._left)
+        if lines == 0:
+            return
+        self._left -= lines
+        size = lines * self.line_bytes
         self._raw = _nameless(self._folder, size)
         with _nameless(self._folder, size) as file:
-            self._map = np.memmap(file, self._dtype, "r+", 0, self._shape)
+            self._map = np.memmap(file, self._dtype, "r+", 0, (lines, *self._shape[1:]))
+        self._kept += (self._raw, self._map)
 
     def store(self, cube: Array, y: int, line: Array) -> int:
         """Store `line` in ``cube[y]`` and in the floors' files.
@@ -238,7 +246,7 @@ class Floors:
         int
             Time that the store into `cube` took, in ns.
         """
-        if y >= self._shape[0] or self._map is None:
+        if self._map is None or y >= len(self._map):
             before = time.perf_counter_ns()
             cube[y] = line
             return time.perf_counter_ns() - before
@@ -260,8 +268,10 @@ class Floors:
 
     def close(self) -> None:
         """Give the files' space back."""
-        if self._raw is not None:
-            self._raw.close()
+        for kept in self._kept:
+            if not isinstance(kept, np.memmap):
+                kept.close()
+        self._kept.clear()
         self._raw = self._map = None
 
     def _pwrite(self, y: int, line: Array) -> None:

@@ -494,7 +494,7 @@ def _introduce(console: Console, camera: Camera, steps: int, rate: float, scan_b
     console.say(f"          - {steps} scans, {_amount(steps * scan_bytes)}; {speed}")
     console.say(f"file      {out}; Ctrl-C ends the capture, and the file keeps everything")
     console.say()
-    needed = steps * scan_bytes + SPARE_BYTES + 2 * min(scan_bytes, COMPARED_BYTES)
+    needed = steps * scan_bytes + SPARE_BYTES + 2 * min(steps * scan_bytes, COMPARED_BYTES)
     free = shutil.disk_usage(out.parent).free
     if needed > free:
         advice = "take fewer --frames or a smaller --shape"

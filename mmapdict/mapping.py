@@ -618,10 +618,7 @@ class MmapDict(MutableMapping[Any, Any]):
             _, offset = self._change(_put_new, key, parts, encoded, sparse)
             if offset is None:
                 raise ValueError(f"the key {key!r} exists; delete it first, or assign to it to replace it")
-            hole = self._load(offset)
-            entry = self._entry(key, offset)
-            self._file.advise_fill(entry.record, entry.record + entry.record_nbytes)
-        return hole
+            return self._load(offset)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return ``self[key]``, after setting it to `default` if it was missing, in one step."""

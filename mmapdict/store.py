@@ -43,7 +43,6 @@ NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)       # where the 
 O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 
 FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
-ADVISE_FROM = 8 << 20
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
 GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
 CELL_MAX = (1 << 64) - 1
@@ -329,19 +328,6 @@ class File:
         """Return the byte at `offset`, which is not behind the STOP."""
         w = self.window(offset, offset + 1)
         return w.view[offset - w.start]
-
-    def advise_fill(self, start: int, end: int) -> None:
-        """Tell the kernel that bytes `start` up to `end`, all in one window, are about to be set through the map.
-
-        With huge pages allowed, a page fault prepares more at a time; by default 128 KiB. That is worth a quarter
-        of the time of filling a fresh hole.
-        """
-        if end - start < ADVISE_FROM or not hasattr(mmap, "MADV_HUGEPAGE"):
-            return
-        w = self.window(start, end)
-        first = (start - w.start) // mmap.PAGESIZE * mmap.PAGESIZE
-        with suppress(OSError):             # a kernel without huge pages
-            w.root.map.madvise(mmap.MADV_HUGEPAGE, first, end - w.start - first)
 
     # -- the stores ---------------------------------------------------------------------------------------------
 
