@@ -547,7 +547,12 @@ class _Cursor:
         return MaskedInfo(data, mask, fill, hard)
 
 
-def decode_info(buf: Buffer, base: int, pos: int, end: int) -> Union[ArrayInfo, MaskedInfo, None]:
+# Opcodes of a BUILD up to the array's bytes -> what they say, but for the offset.
+_heads: dict[bytes, ArrayInfo] = {}
+HEADS_MAX = 1 << 10
+
+
+def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) -> Union[ArrayInfo, MaskedInfo, None]:
     """Read what array a value is, without touching its elements; None: it is none, but a pickled value.
 
     Parameters
@@ -556,21 +561,35 @@ def decode_info(buf: Buffer, base: int, pos: int, end: int) -> Union[ArrayInfo, 
         Bytes of the file from offset `base` on.
     base, pos, end : int
         Where the buffer starts, and the value's opcodes start and end, in bytes from the start of the file.
+    covered : int
+        Where the array's bytes may start, `Record.covered`: if the same opcodes stood before those of another
+        array, they are not read again.
 
     Raises
     ------
     CorruptError
         If it starts as an array and does not go on as one, or its size is not that of its bytes.
     """
+    head = bytes(buf[pos - base:covered - base]) if covered > pos else b""
+    known = _heads.get(head)
+    if known is not None:
+        behind, last = covered - base + known.nbytes + len(_BUILT), end - base
+        if behind <= last and buf[behind - len(_BUILT):behind] == _BUILT and skip_filler(buf, behind, last) == last:
+            return known._replace(offset=covered)
     cursor = _Cursor(buf, base, pos, end)
     info: Union[ArrayInfo, MaskedInfo, None] = cursor.array()
     if info is None:
         info = cursor.masked()
         if info is None:
             return None
-    cursor.pos = skip_filler(buf, cursor.pos, cursor.end)
+    behind = cursor.pos
+    cursor.pos = skip_filler(buf, behind, cursor.end)
     if cursor.pos != cursor.end:
         raise cursor.fail("opcodes behind an array that are not its own")
+    # A structured dtype is not kept: its names can be changed in place, through the arrays that are handed out.
+    if isinstance(info, ArrayInfo) and info.offset == covered and info.dtype.names is None \
+            and behind == covered - base + info.nbytes + len(_BUILT) and len(_heads) < HEADS_MAX:
+        _heads[head] = info
     return info
 
 

@@ -408,18 +408,22 @@ class Record:
         Whether its body is an entry; else it is hidden.
     content : int
         Where key and value, or the hidden opcodes, start.
+    covered : int
+        Behind what the check value covers: where the first payload starts, if it starts within `SPAN_MAX`.
     body_end : int
-        Behind them: the offset of SETITEM (entry) or POP_MARK (hidden).
+        Behind key and value: the offset of SETITEM (entry) or POP_MARK (hidden).
     """
 
-    __slots__ = ("offset", "end", "live", "entry", "content", "body_end")
+    __slots__ = ("offset", "end", "live", "entry", "content", "covered", "body_end")
 
-    def __init__(self, offset: int, end: int, live: bool, entry: bool, content: int, body_end: int) -> None:
+    def __init__(self, offset: int, end: int, live: bool, entry: bool, content: int, covered: int,
+                 body_end: int) -> None:
         self.offset = offset
         self.end = end
         self.live = live
         self.entry = entry
         self.content = content
+        self.covered = covered
         self.body_end = body_end
 
 
@@ -478,7 +482,7 @@ def decode_record(buf: Buffer, base: int, offset: int, tag: int) -> Record:
         body_end = close - 1
         if buf[body_end] != SETITEM:
             raise CorruptError("an entry without its SETITEM", None, offset)
-    return Record(offset, base + close + 1, op == LIVE, entry, base + content, base + body_end)
+    return Record(offset, base + close + 1, op == LIVE, entry, base + content, base + content + span, base + body_end)
 
 
 def split_payloads(pieces: Iterable[Union[bytes, Payload]]) -> list[Union[bytes, Payload]]:

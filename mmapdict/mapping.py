@@ -308,7 +308,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _info(self, offset: int) -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int, memoryview, int]:
         try:
             record, _, at, view, base = self._index.read_head(offset)
-            info = decode_info(view, base, at, record.body_end)
+            info = decode_info(view, base, at, record.body_end, record.covered)
             # I10: an unpickler must find the globals that the recipe fetches, so they stand before it.
             groups = () if info is None else (fmt.ARRAYS,) if isinstance(info, ArrayInfo) else (fmt.ARRAYS, fmt.MASKS)
             if any(self._index.groups.get(group, offset) >= offset for group in groups):

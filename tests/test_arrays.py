@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import judge
 import strategies
-from mmapdict import CorruptError, arrays
+from mmapdict import CorruptError, arrays, literals
 from mmapdict import format as fmt
 
 BASE = 4096
@@ -236,3 +236,38 @@ def test_a_mask_that_does_not_fit_is_refused():
     for value in (np.arange(1), np.array(1.5), np.array("a")):
         with pytest.raises(CorruptError, match="fill"):
             decode(join(arrays.masked_parts(data, None, arrays.encode_array(value).parts, False)))
+
+
+def laid_out(array, key="k"):
+    """The bytes of an array's record at offset 64, and what its head says."""
+    parts = fmt.join_parts(literals.key_parts(key), arrays.encode_array(array).parts)
+    pieces, end, _ = fmt.encode_record(64, 7, parts)
+    data = b"(" + b"".join(pieces) + b"."
+    record = fmt.decode_record(data, 64, 64, 7)
+    _, at = literals.decode_literal(data, record.content - 64, record.body_end - 64)
+    return bytearray(data), record, 64 + at
+
+
+@pytest.mark.parametrize("array", [np.arange(8.0), np.arange(6, dtype=">i4"), np.zeros((0, 3), "u1"), np.array(1.5),
+                                   np.asfortranarray(np.ones((2, 3))), np.zeros(2, "i4,f8"),
+                                   np.arange(5001, dtype="u1")], ids=lambda array: f"{array.dtype}{array.shape}")
+def test_an_array_is_read_the_same_the_second_time(array, monkeypatch):
+    """Opcodes that were read before are not read again; what stands behind the array is looked at all the same."""
+    monkeypatch.setattr(arrays, "_heads", {})
+    data, record, at = laid_out(array)
+    places = 64, at, record.body_end
+    first = arrays.decode_info(data, *places)
+    assert arrays._heads == {}                                          # it was not told where to look
+    for _ in range(3):
+        assert arrays.decode_info(data, *places, record.covered) == first
+    assert len(arrays._heads) == (array.dtype.names is None and array.dtype.isnative and array.nbytes != 5001)
+    for behind in range(first.offset + first.nbytes - 64, record.body_end - 64):
+        damaged = bytearray(data)
+        damaged[behind] ^= 0xFF
+        try:
+            expected = arrays.decode_info(damaged, *places)
+        except CorruptError:
+            with pytest.raises(CorruptError):
+                arrays.decode_info(damaged, *places, record.covered)
+        else:
+            assert arrays.decode_info(damaged, *places, record.covered) == expected
