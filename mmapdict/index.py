@@ -50,6 +50,10 @@ class Index:
 
     def __init__(self, file: File) -> None:
         self.file = file
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        """Know nothing of the file, as before the first walk."""
         self.offsets: dict[Any, int] = {}
         self.end = fmt.HEADER_SIZE
         self.groups: dict[int, int] = {}
@@ -58,7 +62,7 @@ class Index:
         self._counted_at = -1
         self._count = 0
         self._header_checked = False
-        self._walked_at, self._walked_dead = file.cells[_COMMIT], 0
+        self._walked_at, self._walked_dead = self.file.cells[_COMMIT], 0
 
     # -- following ----------------------------------------------------------------------------------------------
 
@@ -433,7 +437,7 @@ class Index:
         entries before a live record that empties the dictionary; else a later deletion would bring them back.
         """
         file = self.file
-        self.__init__(file)                                         # type: ignore[misc]
+        self._forget_all()
         records = self.walk()                                       # before any store: it may find damage
         file.store_cell(fmt.COMMIT_OFFSET, file.cells[_COMMIT] | 1)     # I5
         current = set(self.offsets.values())

@@ -253,7 +253,7 @@ class File:
         self._descriptors.append(self.fd)
         status = os.fstat(self.fd)
         check_regular(status, self.path)
-        self._device, self._inode = self.identity = (status.st_dev, status.st_ino)
+        self.identity = (status.st_dev, status.st_ino)
         self.size = status.st_size
         self.file_id = fmt.check_header(self.read(0, fmt.HEADER_SIZE + 1), self.size, self.path)
         self.tag = fmt.file_tag(self.file_id)
@@ -543,7 +543,7 @@ class File:
             call, arguments, cells = self._statx
             if not call(*arguments):
                 self.size = cells[5]
-                return cells[4] == self._inode and cells[17] == self._statx_device
+                return cells[4] == self.identity[1] and cells[17] == self._statx_device
         try:
             return self.check_path()
         except BaseException:
