@@ -19,7 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Optional, Union
 
 from . import format as fmt
@@ -621,6 +621,48 @@ def _trim_left(path: str, identity: tuple[int, int], ahead: list[bool]) -> None:
                 os.ftruncate(fd, stop + 1)          # I3
         finally:
             os.close(fd)
+
+
+@contextmanager
+def raw_bytes(path: str, alone: bool = False) -> Iterator[memoryview]:
+    """Give the bytes of a whole file as they are, damaged or not, mapped for reading.
+
+    Parameters
+    ----------
+    path : str
+    alone : bool
+        Keep writers out meanwhile.
+
+    Raises
+    ------
+    FormatError
+        It is no regular file.
+    BusyError
+        `alone`, and a writer is inside.
+    OSError
+    """
+    check_regular(os.stat(path), path)
+    fd = os.open(path, os.O_RDONLY | O_BINARY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        check_regular(os.fstat(fd), path)
+        if alone and fcntl is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(errno.EAGAIN, "a writer has the file locked at this moment", path) from None
+        if not os.fstat(fd).st_size:
+            yield memoryview(b"")
+            return
+        m = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        view = memoryview(m)
+        try:
+            yield view
+        finally:
+            with suppress(BufferError):     # somebody keeps a part of it: then the map goes with that
+                view.release()
+                m.close()
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: str) -> None:
