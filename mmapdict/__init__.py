@@ -26,14 +26,16 @@ Reading the source, from low to high; each module imports only what stands befor
 
 The file format is specified in docs/format.md.
 """
-from .errors import BusyError, ClosedError, CorruptError, FormatError, MmapDictError, ReadOnlyError
-from .mapping import Change, Entry, MmapDict, open
+from .errors import (BusyError, ClosedError, CorruptError, FormatError, MmapDictError, ReadOnlyError,
+                     UntrustedError)
+from .mapping import Batch, Change, Entry, MmapDict, open
+from .repair import Lost, RepairReport, repair
 from .views import memmap
 
 __version__ = "0.1.0"
 
-__all__ = ["BusyError", "Change", "ClosedError", "CorruptError", "Entry", "FormatError", "MmapDict", "MmapDictError",
-           "ReadOnlyError", "memmap", "open"]
+__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "FormatError", "Lost", "MmapDict",
+           "MmapDictError", "ReadOnlyError", "RepairReport", "UntrustedError", "memmap", "open", "repair"]
 
 
 def __dir__() -> list[str]:

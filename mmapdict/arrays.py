@@ -593,13 +593,13 @@ def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) ->
     return info
 
 
-def map_info(info: Union[ArrayInfo, MaskedInfo], root: Root) -> Any:
-    """Return the array described by `info` as a view of `root`, which holds all its bytes."""
+def map_info(info: Union[ArrayInfo, MaskedInfo], root: Root, start: int) -> Any:
+    """Return the array described by `info` as a view of `root`, which holds all its bytes, from offset `start` on."""
     if isinstance(info, ArrayInfo):
-        return map_array(root, info.offset - root.start, info.shape, info.dtype, info.order)
+        return map_array(root, info.offset - start, info.shape, info.dtype, info.order)
     data, mask = info.data, info.mask
     masks: Any = np.ma.nomask
     if mask is not None:
-        masks = np.ndarray(mask.shape, mask.dtype, root, mask.offset - root.start, None, mask.order)
-    return map_masked(root, data.offset - root.start, data.shape, data.dtype, data.order, masks,
+        masks = np.ndarray(mask.shape, mask.dtype, root, mask.offset - start, None, mask.order)
+    return map_masked(root, data.offset - start, data.shape, data.dtype, data.order, masks,
                       None if info.fill_value is None else info.fill_value.copy(), info.hard_mask)

@@ -8,8 +8,9 @@ system a plain `OSError` with its errno.
 from __future__ import annotations
 
 import io
+import pickle
 
-__all__ = ["BusyError", "ClosedError", "CorruptError", "FormatError", "MmapDictError", "ReadOnlyError"]
+__all__ = ["BusyError", "ClosedError", "CorruptError", "FormatError", "MmapDictError", "ReadOnlyError", "UntrustedError"]
 
 
 class MmapDictError(Exception):
@@ -60,3 +61,23 @@ class ReadOnlyError(MmapDictError, io.UnsupportedOperation):
 
 class ClosedError(MmapDictError, ValueError):
     """Raised when a handle is used after `close`. Arrays handed out before stay valid."""
+
+
+class UntrustedError(MmapDictError, pickle.UnpicklingError):
+    """Raised when a value names a class or function that the handle does not trust, at reading and at storing.
+
+    Parameters
+    ----------
+    message : str
+        What it names, what was to happen, and the remedy.
+    name : str
+        The global's full name, ``module.qualname``.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message, name)
+        self.message = message
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.message

@@ -32,6 +32,7 @@ NONE, NEWTRUE, NEWFALSE = 0x4E, 0x88, 0x89
 BININT1, BININT2, BININT, LONG1, LONG4 = 0x4B, 0x4D, 0x4A, 0x8A, 0x8B
 SHORT_BINUNICODE, BINUNICODE, BINUNICODE8 = 0x8C, 0x58, 0x8D
 EMPTY_TUPLE, TUPLE, EMPTY_LIST, APPENDS, SETITEMS = 0x29, 0x74, 0x5D, 0x65, 0x75
+TUPLE1, TUPLE3, REDUCE = 0x85, 0x87, 0x52
 
 LIVE, DEAD = BINFLOAT, BINBYTES8
 
@@ -102,7 +103,12 @@ GROUPS: dict[int, bytes] = {
             + _global("numpy.ma", "nomask") + bytes((BINPUT, NOMASK))),
 }
 # Empties the dictionary: what stands before it in the file no longer counts.
-CLEAR = _global("builtins", "dict.clear") + ROOT + b"\x85R"
+CLEAR = _global("builtins", "dict.clear") + ROOT + bytes((TUPLE1, REDUCE))
+# Around a key: takes it out of the dictionary. What stands before it in the file no longer counts for that key.
+DROP = _global("builtins", "dict.pop") + ROOT
+DROPPED = bytes((NONE, TUPLE3, REDUCE))
+# Starts a hidden record that holds checksums of all records before it.
+SEAL = _text("mmapdict seal")
 
 
 def file_tag(file_id: bytes) -> int:
@@ -427,7 +433,7 @@ class Record:
         self.body_end = body_end
 
 
-def decode_record(buf: Buffer, base: int, offset: int, tag: int) -> Record:
+def decode_record(buf: Buffer, base: int, offset: int, tag: int, first: int = MARK) -> Record:
     """Read the head of the record at `offset` and check it.
 
     Parameters
@@ -438,6 +444,8 @@ def decode_record(buf: Buffer, base: int, offset: int, tag: int) -> Record:
         In bytes from the start of the file.
     tag : int
         `file_tag` of the file.
+    first : int
+        The record's first byte: MARK, or STOP if it is to be published.
 
     Raises
     ------
@@ -449,7 +457,7 @@ def decode_record(buf: Buffer, base: int, offset: int, tag: int) -> Record:
     if at + RECORD_HEAD > size:
         raise CorruptError("the file ends inside a record's head", None, offset)
     mark, op, length = RECORD.unpack_from(buf, at)
-    if mark != MARK or op != LIVE and op != DEAD or length <= CHECK.size + 3:
+    if mark != first or op != LIVE and op != DEAD or length <= CHECK.size + 3:
         raise CorruptError(f"no record: found bytes 0x{mark:02x} 0x{op:02x}", None, offset)
     body = at + RECORD_HEAD
     close = body + length
@@ -497,6 +505,11 @@ def split_payloads(pieces: Iterable[Union[bytes, Payload]]) -> list[Union[bytes,
             pending.append(piece)
     parts.append(b"".join(pending))
     return parts
+
+
+def drop_parts(key: Parts) -> list[Union[bytes, Payload]]:
+    """Return the parts of a hidden record that takes a key, given by its parts, out of the dictionary."""
+    return join_parts(join_parts([DROP], key), [DROPPED])
 
 
 def join_parts(a: Parts, b: Parts) -> list[Union[bytes, Payload]]:

@@ -17,7 +17,7 @@ from . import format as fmt
 from .arrays import KEY_MAX, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import Payload, Record
-from .literals import check_key, decode_literal, key_parts
+from .literals import check_key, decode_literal, key_parts, skip_filler
 from .pickling import highest_memo, shift_memo
 from .store import File
 from .values import Encoded
@@ -26,9 +26,43 @@ _COMMIT = fmt.COMMIT_OFFSET >> 3
 _LIVE = fmt.LIVE_OFFSET >> 3
 _DEAD = fmt.DEAD_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
+_SYNCED = fmt.SYNCED_OFFSET >> 3
+_BOOT = fmt.BOOT_ID_OFFSET >> 3
 _STOP = bytes((fmt.STOP,))
 _MARK = bytes((fmt.MARK,))
 _PLAIN = frozenset((str, int, bytes, float, bool, type(None)))
+
+
+class Batch:
+    """What was written behind the STOP since `Index.begin_batch`, and does not count yet.
+
+    Attributes
+    ----------
+    end : int
+        Where the next record goes.
+    memo : int
+        The memo mark that comes with it.
+    older : list of int
+        Offsets of published records that it supersedes.
+    replaced : set
+        Keys of which some of these are.
+    cleared : bool
+        Whether it empties the dictionary.
+    handed_out : bool
+        Whether an array was handed out whose bytes are in it.
+    whole : bool
+        Whether the index knows all that was written. An exception out of nowhere, Ctrl-C for instance, can come
+        in between.
+    """
+
+    def __init__(self, end: int, memo: int) -> None:
+        self.end = end
+        self.memo = memo
+        self.older: list[int] = []
+        self.replaced: set[Any] = set()
+        self.cleared = False
+        self.handed_out = False
+        self.whole = True
 
 
 class Index:
@@ -46,10 +80,18 @@ class Index:
         Offset of the STOP, as far as this index has walked.
     groups : dict of int to int
         Which groups of hidden globals the file has, and the offsets of their records.
+    durable : bool
+        Whether each change is on the disk before the operation returns.
+    batch : Batch or None
+        What was written behind the STOP and does not count yet.
+    seal : int or None
+        Offset of the last record, if that was a live seal when it was found.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, durable: bool = False) -> None:
         self.file = file
+        self.durable = durable
+        self.batch: Optional[Batch] = None
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -57,8 +99,13 @@ class Index:
         self.offsets: dict[Any, int] = {}
         self.end = fmt.HEADER_SIZE
         self.groups: dict[int, int] = {}
-        # Keys of which an older record was live when the newer was found: the writer is, or died, in between.
+        # Keys of which an older record was live when the newer was found: the writer is, or died, in between, or it
+        # leaves the older one for as long as only that is on the disk.
         self._shadowed: dict[Any, list[int]] = {}
+        # Entries that were live when a record was found that takes them out, and that record's offset.
+        self._dropped: list[tuple[int, int]] = []
+        self.seal: Optional[int] = None
+        self._hidden_waste = 0
         self._counted_at = -1
         self._count = 0
         self._header_checked = False
@@ -93,6 +140,8 @@ class Index:
                         raise
                     w = file.map_window(self.end)           # it may run past what was mapped
                     record = fmt.decode_record(w.view, w.start, self.end, file.tag)
+                self._hidden_waste += 0 if record.entry or not record.live else record.end - record.offset
+                self.seal = None                    # it vouches for what stands before it only
                 if record.live:
                     self._take(record, w.view, w.start)
                 else:
@@ -110,7 +159,7 @@ class Index:
         if record.entry:
             try:
                 key, _ = decode_literal(view, record.content - base, record.body_end - base)
-                if type(key) not in _PLAIN:
+                if type(key) not in _PLAIN or key != key:
                     check_key(key)
             except (CorruptError, TypeError) as exc:
                 raise CorruptError(f"an entry whose key is damaged: {exc}", None, record.offset) from exc
@@ -122,13 +171,42 @@ class Index:
                     del self.offsets[key]               # its place is the new record's
             self.offsets[key] = record.offset
         else:
-            content = bytes(view[record.content - base:record.body_end - base])
-            if content == fmt.CLEAR:
-                self.offsets.clear()
-                self._shadowed.clear()
-            for group, ops in fmt.GROUPS.items():
-                if content == ops:              # I10: only what is the same byte by byte is relied on
-                    self.groups.setdefault(group, record.offset)
+            start, end = record.content - base, record.body_end - base
+            if view[start:start + len(fmt.DROP)] == fmt.DROP:
+                self._take_drop(record, view, start + len(fmt.DROP), end)
+            elif view[start:start + len(fmt.SEAL)] == fmt.SEAL:
+                self.seal = record.offset
+            elif end - start <= fmt.SPAN_MAX:
+                content = bytes(view[start:end])
+                if content == fmt.CLEAR:
+                    self._drop_all(record.offset)
+                for group, ops in fmt.GROUPS.items():
+                    if content == ops:              # I10: only what is the same byte by byte is relied on
+                        self.groups.setdefault(group, record.offset)
+                        self._hidden_waste -= record.end - record.offset
+
+    def _take_drop(self, record: Record, view: memoryview, at: int, end: int) -> None:
+        try:
+            key, at = decode_literal(view, at, end)
+            hash(key)
+        except (CorruptError, TypeError) as exc:
+            raise CorruptError(f"a deletion whose key is damaged: {exc}", None, record.offset) from exc
+        behind = at + len(fmt.DROPPED)
+        if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, end) != end:
+            raise CorruptError("a deletion that does not end behind its key", None, record.offset)
+        self._drop(key, record.offset)
+
+    def _drop(self, key: Any, by: int) -> None:
+        """Take note that the record at offset `by` takes `key` out; what it has live is dead, or about to be."""
+        old = self.offsets.pop(key, None)
+        if old is not None:
+            self._dropped += [(offset, by) for offset in (*self._shadowed.pop(key, ()), old)]
+
+    def _drop_all(self, by: int) -> None:
+        older = chain(self.offsets.values(), chain.from_iterable(self._shadowed.values()))
+        self._dropped += [(offset, by) for offset in older]
+        self.offsets.clear()
+        self._shadowed.clear()
 
     def is_live(self, offset: int) -> bool:
         """Whether the record at `offset` is live at this moment: one look at its Op."""
@@ -213,11 +291,12 @@ class Index:
     def read_head(self, offset: int) -> tuple[Record, Any, int, memoryview, int]:
         """Return the record at `offset`, its key, where its value starts, and the window's bytes and start."""
         w = self.file.window(offset, offset + fmt.RECORD_HEAD)
+        first = fmt.MARK if offset != self.end else fmt.STOP        # what a batch begins with
         try:
-            record = fmt.decode_record(w.view, w.start, offset, self.file.tag)
+            record = fmt.decode_record(w.view, w.start, offset, self.file.tag, first)
         except CorruptError:
             w = self.file.map_window(offset)
-            record = fmt.decode_record(w.view, w.start, offset, self.file.tag)
+            record = fmt.decode_record(w.view, w.start, offset, self.file.tag, first)
         key, at = decode_literal(w.view, record.content - w.start, record.body_end - w.start)
         return record, key, w.start + at, w.view, w.start
 
@@ -237,20 +316,38 @@ class Index:
             # I13: the path leads here, so whoever was about to replace this file died before, or this is a copy
             # of one that was replaced.
             self.file.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
+        boot = self.file.boot
+        if cells[_BOOT] != boot[0] or cells[_BOOT + 1] != boot[1]:
+            # Power may have been cut since: cells and records can be of different times (I4).
+            self.file.sync()            # what is read after a start is on the disk; but containers start by themselves
+            self.recover()
+            self.file.store_cell(fmt.SYNCED_OFFSET, self.end)           # I14
+            self.file.store_cell(fmt.BOOT_ID_OFFSET, boot[0])           # I4: half of it stored is another boot again
+            self.file.store_cell(fmt.BOOT_ID_OFFSET + 8, boot[1])
+            return
         if cells[_COMMIT] & 1:
             self.recover()
             return
         self.walk()
-        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not self._may_be_memo(cells[_MEMO])
+        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not self._may_be_memo(cells[_MEMO]) \
+            or cells[_SYNCED] > self.end
         if not self._header_checked:
             self._header_checked = True
             stale = stale or cells[_LIVE] != self.count() \
                 or cells[_COMMIT] == self._walked_at and cells[_DEAD] != self._walked_dead
-        if self._shadowed:
-            # No writer is inside: an older record that is live is one whose replacer died.
-            stale = stale or any(map(self.is_live, chain.from_iterable(self._shadowed.values())))
-        if stale:
+        # No writer is inside: an older record that is live, and may be killed, is one whose replacer died.
+        if stale or any(offset >= cells[_SYNCED] for offset, _ in self._superseded()):
             self.recover()              # the header is older than the records, or damaged (I4)
+
+    def _superseded(self) -> Iterator[tuple[int, int]]:
+        """Yield the offsets of live records that do not count, and of the records that took their place."""
+        for key, older in self._shadowed.items():
+            for offset in older:
+                if self.is_live(offset):
+                    yield offset, self.offsets[key]
+        for offset, by in self._dropped:
+            if self.is_live(offset):
+                yield offset, by
 
     def put(self, key: Any, parts: list[Union[bytes, Payload]], value: Encoded, sparse: bool = False) -> int:
         """Add an entry, and kill the one that it replaces.
@@ -269,60 +366,84 @@ class Index:
         int
             The offset of the record.
         """
-        file = self.file
+        file, batch = self.file, self.batch
         old = self.find(key)
         if old is not None and type(key) is not str:
             # As in a dict, the first of several equal keys (1, 1.0, True) stays.
             _, kept, _, _, _ = self.read_head(old)
             if key_parts(kept) != parts:
                 key, parts = kept, key_parts(kept)
-        memo = file.cells[_MEMO]
+        memo = file.cells[_MEMO] if batch is None else batch.memo
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
         array = value.array
         ops: Any = parts[0]
+        groups: dict[int, int] = {}
         if array is not None and array.template.small and fmt.ARRAYS in self.groups and len(parts) == 1 \
                 and len(ops) <= KEY_MAX:
-            offset, template = self.end, array.template
+            offset, template = self.end if batch is None else batch.end, array.template
             record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, array.data,
                                            template.tail)
             self._write_behind(record, end)
         else:
-            offset, end = self._write_entry(parts, value, memo, sparse)
-        self._publish(end, memo + value.memo if value.memo else 0, old)
-        if old is not None:
-            self.forget(key)
+            offset, end, groups = self._write_entry(parts, value, memo, sparse)
+        older = [] if old is None else self._all_live(key, old)
+        if batch is None:
+            deferred = self._publish(end, memo + value.memo if value.memo else 0, older,
+                                     file.cells[_LIVE] + (old is None))
         else:
+            deferred = self._note(batch, key, end, memo + value.memo, older)
+        self.groups.update(groups)
+        if old is None:
             self._count += 1
+        else:
+            self.forget(key)
+            if deferred:
+                self._shadowed[key] = deferred
         self.offsets[key] = offset
+        if batch is not None:
+            batch.whole = True
         return offset
 
+    def _all_live(self, key: Any, newest: int) -> list[int]:
+        """Return the offsets of the live records of `key`, from the oldest to the `newest`, the one that counts."""
+        return [*filter(self.is_live, self._shadowed.get(key, ())), newest]
+
     def _write_entry(self, parts: list[Union[bytes, Payload]], value: Encoded, memo: int,
-                     sparse: bool) -> tuple[int, int]:
+                     sparse: bool) -> tuple[int, int, dict[int, int]]:
         """Write an entry of any kind behind the STOP, and before it the globals that the file has not yet.
 
         Returns
         -------
-        (int, int)
-            The entry's offset, and that of the STOP behind it.
+        (int, int, dict)
+            The entry's offset, that of the STOP behind it, and the groups of globals that were written.
         """
         file = self.file
         entry = fmt.join_parts(parts, value.parts)
         if value.memo and value.base != memo:
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
-        offset = self.end
+        offset = self.end if self.batch is None else self.batch.end
         hidden: list[Any] = []
+        groups: dict[int, int] = {}
         for group, ops in fmt.GROUPS.items():
             if value.groups & group and group not in self.groups:
-                # I10: published with the first entry that needs it, before it. An error after this line makes the
-                # handle ask the file anew.
-                self.groups[group] = offset
+                # I10: published with the first entry that needs it, before it.
+                groups[group] = offset
                 pieces, offset, _ = fmt.encode_record(offset, file.tag, [ops], entry=False)
                 hidden += (*pieces, _MARK)
         pieces, end, plain = fmt.encode_record(offset, file.tag, entry)
         pieces = [*hidden, *pieces, _STOP]
         self._write_behind(b"".join(pieces) if plain else pieces, end, sparse)
-        return offset, end
+        return offset, end, groups
+
+    def _write_hidden(self, parts: list[Union[bytes, Payload]]) -> int:
+        """Write a hidden record behind the STOP; return the offset of the STOP behind it."""
+        offset = self.end if self.batch is None else self.batch.end
+        pieces, end, plain = fmt.encode_record(offset, self.file.tag, parts, entry=False)
+        pieces.append(_STOP)
+        self._write_behind(b"".join(pieces) if plain else pieces, end)
+        self._hidden_waste += end - offset
+        return end
 
     def _write_behind(self, records: Union[bytes, list[Any]], end: int, sparse: bool = False) -> None:
         """Write records behind the STOP, with a STOP of their own at `end`, all but their first MARK.
@@ -331,6 +452,9 @@ class Index:
         that fails leaves nothing but bytes that no reader looks at.
         """
         file, at = self.file, self.end + 1
+        if self.batch is not None and self.batch.end > self.end:
+            at = self.batch.end                     # only the batch's first MARK is the one that publishes
+            records = _MARK + records if isinstance(records, bytes) else [_MARK, *records]
         try:
             if isinstance(records, bytes):
                 file.make_room(end + 1)
@@ -367,9 +491,28 @@ class Index:
             file.write(start, run)
         file.make_room(end + 2)                 # else each hole would need a map of its own
 
-    def _publish(self, end: int, memo: int, old: Optional[int]) -> None:
-        """Make what was written behind the STOP count, and kill the record that it replaces."""
+    def _publish(self, end: int, memo: int, older: list[int], live: int) -> list[int]:
+        """Make what was written behind the STOP count, and kill the records that it supersedes.
+
+        Parameters
+        ----------
+        end : int
+            The offset of the new STOP.
+        memo : int
+            The new memo mark; 0: it stays.
+        older : list of int
+            Offsets of the live records that are superseded.
+        live : int
+            The number of keys then.
+
+        Returns
+        -------
+        list of int
+            Those of them that stay live for now: they are on the disk, and what supersedes them is not (I14).
+        """
         file, cells = self.file, self.file.cells
+        if self.durable:
+            file.sync()                                             # I15: all of it is on the disk before the publish
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5: odd while a writer is inside
         if memo:
@@ -377,26 +520,86 @@ class Index:
         file.store_byte(self.end, fmt.MARK)                         # I2: the publish
         self.end = end
         file.store_cell(fmt.STOP_OFFSET, end)                       # I4: a hint; the walk is the truth
-        if old is None:
-            file.store_cell(fmt.LIVE_OFFSET, cells[_LIVE] + 1)      # I4
-        else:
-            self._kill(old)
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5: even again, and moved
-        self._counted_at = commit + 2 if self._counted_at == commit else -1
+        self._unseal()                                              # I16: a record stands behind it by now
+        deferred: list[int] = []
+        if self.durable:
+            deferred = older
+        elif older:
+            synced = cells[_SYNCED]
+            for offset in older:
+                if offset >= synced:
+                    self._kill(offset)
+                else:
+                    deferred.append(offset)                         # I14
+        if live != cells[_LIVE]:
+            file.store_cell(fmt.LIVE_OFFSET, live)                  # I4
+        commit += 2
+        file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5: even again, and moved
+        self._counted_at = commit if self._counted_at == commit - 2 else -1
+        if not self.durable:
+            return deferred
+        file.sync()                                                 # I15: the publish is on the disk before a kill
+        self._kill_superseded(deferred, end)
+        return []
+
+    def _kill_superseded(self, offsets: list[int], synced: int) -> None:
+        """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
+        file = self.file
+        commit = file.cells[_COMMIT]
+        if synced > file.cells[_SYNCED]:
+            file.store_cell(fmt.SYNCED_OFFSET, synced)              # I4, I14
+        if not offsets:
+            return
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        for offset in offsets:
+            self._kill(offset)
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        if self._counted_at == commit:
+            self._counted_at = commit + 2
+
+    def settle(self, synced: int) -> None:
+        """Take note that all records before the offset `synced` are on the disk, and kill those they supersede."""
+        synced = min(synced, self.end)
+        self._kill_superseded([offset for offset, by in self._superseded() if by < synced], synced)
+        self._dropped = [(offset, by) for offset, by in self._dropped if self.is_live(offset)]
+        self._settle()
+
+    def waste(self) -> int:
+        """Return how many bytes stand in records that a new file with the same content would not have."""
+        superseded = sum(fmt.RECORD_HEAD + 1 + self._length(offset) for offset, _ in self._superseded())
+        return int(self.file.cells[_DEAD]) + superseded + self._hidden_waste
+
+    def waits_for_disk(self) -> bool:
+        """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""
+        cells = self.file.cells
+        return not cells[_COMMIT] & 1 and any(offset < cells[_SYNCED] for offset, _ in self._superseded())
+
+    def _length(self, offset: int) -> int:
+        """Return the length of the body of the record at `offset`."""
+        w = self.file.window(offset, offset + fmt.RECORD_HEAD)
+        length: int = fmt.RECORD.unpack_from(w.view, offset - w.start)[2]
+        return length
 
     def _kill(self, offset: int) -> None:
-        w = self.file.window(offset, offset + fmt.RECORD_HEAD)
-        _, _, length = fmt.RECORD.unpack_from(w.view, offset - w.start)
         # I6: one byte; a replacement is published. I12: the record's bytes stay, arrays over them may be alive.
         self.file.store_byte(offset + 1, fmt.DEAD)
-        dead = self.file.cells[_DEAD] + fmt.RECORD_HEAD + length + 1
+        dead = self.file.cells[_DEAD] + fmt.RECORD_HEAD + self._length(offset) + 1
         self.file.store_cell(fmt.DEAD_OFFSET, dead)                 # I4
 
     def remove(self, key: Any, offset: int) -> None:
         """Kill the live record of `key`, which is at `offset`."""
+        if self.batch is not None:
+            self._remove_later(self.batch, key, offset)
+            return
         file, cells = self.file, self.file.cells
+        *older, _ = self._all_live(key, offset)
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        self._unseal()                                              # I16: before anything that it vouches for
+        for superseded in older:
+            self._kill(superseded)
+        if older and self.durable:
+            file.sync()                                             # I15: else an older value could come back
         self._kill(offset)
         file.store_cell(fmt.LIVE_OFFSET, cells[_LIVE] - 1)          # I4
         file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
@@ -404,6 +607,8 @@ class Index:
             self._counted_at = commit + 2
             self._count -= 1
         self.forget(key)
+        if self.durable:
+            file.sync()                                             # I15
 
     def clear(self) -> None:
         """Remove all keys in one step.
@@ -411,41 +616,44 @@ class Index:
         I7: a hidden record that empties the dictionary is published before anything is killed, and stays: a
         reader that is half way through the file, and has run entries that are dead by now, empties its own.
         """
-        offsets = [offset for _, offset in self.snapshot()]
-        if not offsets:
+        snapshot = self.snapshot()
+        if not snapshot:
             return
-        pieces, end, _ = fmt.encode_record(self.end, self.file.tag, [fmt.CLEAR], entry=False)
-        self._write_behind(b"".join((*pieces, _STOP)), end)
-        file = self.file
-        commit = file.cells[_COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
-        file.store_byte(self.end, fmt.MARK)                         # I2, I7: from here on the file is empty
-        self.end = end
-        file.store_cell(fmt.STOP_OFFSET, end)                       # I4
-        for offset in offsets:
-            self._kill(offset)
-        file.store_cell(fmt.LIVE_OFFSET, 0)                         # I4
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        end = self._write_hidden([fmt.CLEAR])
+        older = [o for key, offset in snapshot for o in self._all_live(key, offset)]
+        if self.batch is not None:
+            self._note(self.batch, None, end, 0, older)
+            self.batch.cleared = True
+            deferred = []
+        else:
+            by = self.end
+            deferred = [(offset, by) for offset in self._publish(end, 0, older, 0)]
         self.offsets.clear()
         self._shadowed.clear()
-        self._counted_at, self._count = commit + 2, 0
+        self._dropped += deferred
+        self._counted_at, self._count = self.file.cells[_COMMIT], 0
+        if self.batch is not None:
+            self.batch.whole = True
 
     def recover(self) -> None:
         """Walk the whole file, finish what a dead writer began, and store the header anew.
 
         I9: what was published counts. Of a key that is live twice the older record is killed, and so are the
-        entries before a live record that empties the dictionary; else a later deletion would bring them back.
+        entries before a live record that takes them out; else a later deletion would bring them back.
         """
         file = self.file
         self._forget_all()
         records = self.walk()                                       # before any store: it may find damage
-        file.store_cell(fmt.COMMIT_OFFSET, file.cells[_COMMIT] | 1)     # I5
         current = set(self.offsets.values())
+        older = [record for record in records if record.entry and record.live and record.offset not in current]
+        if any(record.offset < file.cells[_SYNCED] for record in older):
+            file.sync()                                             # I14: what superseded them is on the disk
+        file.store_cell(fmt.COMMIT_OFFSET, file.cells[_COMMIT] | 1)     # I5
+        for record in older:
+            file.store_byte(record.offset + 1, fmt.DEAD)            # I9
+            record.live = False
         memo, dead = fmt.MEMO_START, 0
         for record in records:
-            if record.entry and record.live and record.offset not in current:
-                file.store_byte(record.offset + 1, fmt.DEAD)        # I9
-                record.live = False
             if not record.live:
                 dead += record.end - record.offset
             elif record.entry:
@@ -454,14 +662,121 @@ class Index:
                     if decode_info(view, base, at, record.body_end) is None:
                         memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
+        self._dropped.clear()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
         file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4
         file.store_cell(fmt.LIVE_OFFSET, len(self.offsets))         # I4
         file.store_cell(fmt.DEAD_OFFSET, dead)                      # I4
         file.store_cell(fmt.MEMO_OFFSET, memo)                      # I8
+        if file.cells[_SYNCED] > self.end:
+            file.store_cell(fmt.SYNCED_OFFSET, self.end)            # I4: nonsense
         commit = file.cells[_COMMIT] + 1
         file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5
         self._counted_at, self._count = commit, len(self.offsets)
+
+    # -- seals --------------------------------------------------------------------------------------------------
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the last record is a seal: nothing has changed since it was made."""
+        return self.seal is not None and self.is_live(self.seal)
+
+    def add_seal(self, parts: list[Union[bytes, Payload]]) -> None:
+        """Publish a hidden record that is a seal."""
+        offset = self.end
+        self._publish(self._write_hidden(parts), 0, [], self.file.cells[_LIVE])
+        self.seal = offset
+
+    def _unseal(self) -> None:
+        """Kill the seal, if there is one. The caller has made commit odd."""
+        if self.sealed:
+            self._kill(self.seal)       # type: ignore[arg-type]
+        self.seal = None
+
+    def unseal(self) -> None:
+        """Kill the seal, if there is one."""
+        if not self.sealed:
+            return
+        file, commit = self.file, self.file.cells[_COMMIT]
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        self._unseal()                                              # I16
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        if self._counted_at == commit:
+            self._counted_at = commit + 2
+        if self.durable:
+            file.sync()                                             # I15
+
+    # -- several changes in one step ----------------------------------------------------------------------------
+
+    def begin_batch(self) -> None:
+        """Let all changes from now on be written behind the STOP, where they do not count, until `commit`."""
+        self.count()
+        self.batch = Batch(self.end, self.file.cells[_MEMO])
+
+    def _note(self, batch: Batch, key: Any, end: int, memo: int, older: list[int]) -> list[int]:
+        """Take note of a record that was written for the batch, up to the offset `end`."""
+        batch.whole = False
+        batch.end = end
+        batch.memo = max(batch.memo, memo)
+        for offset in older:
+            if offset >= self.end:
+                self.file.store_byte(offset + 1, fmt.DEAD)          # I3: behind the STOP
+            else:
+                batch.older.append(offset)
+                batch.replaced.add(key)
+        return []
+
+    def _remove_later(self, batch: Batch, key: Any, offset: int) -> None:
+        older = self._all_live(key, offset)
+        # A loader that is half way, and has run an entry that will be dead, must lose it again.
+        published = key in batch.replaced or any(o < self.end for o in older)
+        end = self._write_hidden(fmt.drop_parts(key_parts(key))) if published and not batch.cleared else batch.end
+        self._note(batch, key, end, 0, older)
+        self._count -= 1
+        self.forget(key)
+        batch.whole = True
+
+    def commit(self) -> None:
+        """Make all changes since `begin_batch` count, in one step."""
+        batch = self.batch
+        assert batch is not None
+        if batch.end == self.end:
+            self.batch = None
+            return
+        file = self.file
+        if file.read(batch.end, 1) != _STOP:
+            file.write(batch.end, _STOP)            # I3: cut off by a later write, which failed
+        counted = self._counted_at == file.cells[_COMMIT]
+        older, by = batch.older, batch.end
+        deferred = self._publish(batch.end, batch.memo, older, self._count if counted else len(self.offsets))
+        self.batch = None
+        self._dropped += [(offset, by) for offset in deferred]
+
+    def abandon(self) -> None:
+        """Forget the changes since `begin_batch`; the index is of no use any more.
+
+        Arrays that were handed out keep their place, else a later record would share it with them: all records
+        are published dead (I12).
+        """
+        batch, self.batch = self.batch, None
+        assert batch is not None
+        file = self.file
+        if not batch.handed_out:
+            file.truncate(self.end + 1)                             # I3
+            return
+        at, commit = self.end, file.cells[_COMMIT]
+        dead = file.cells[_DEAD] + batch.end - at
+        while at < batch.end:
+            file.store_byte(at + 1, fmt.DEAD)                       # I3: behind the STOP
+            at += fmt.RECORD_HEAD + 1 + self._length(at)
+        file.write(batch.end, _STOP)                                # I3
+        if self.durable:
+            file.sync()                                             # I15
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        file.store_byte(self.end, fmt.MARK)                         # I2
+        file.store_cell(fmt.STOP_OFFSET, batch.end)                 # I4
+        file.store_cell(fmt.DEAD_OFFSET, dead)                      # I4
+        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
 
 
 def _buffers(pieces: list[Any]) -> Iterator[Any]:

@@ -6,7 +6,9 @@ of what is needed to hand an array out again.
 from __future__ import annotations
 
 import errno
+import functools
 import operator
+import os
 import threading
 import time
 import warnings
@@ -21,13 +23,15 @@ import numpy as np
 from . import format as fmt
 from . import store, values
 from .arrays import ArrayInfo, MaskedInfo, Order, decode_info, map_info, same_dtype
-from .birth import MODES, open_file
+from .birth import MODES, open_file, replacement
 from .dictviews import Items, Keys, Values, equal
-from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError
+from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError, UntrustedError
 from .index import Index
 from .literals import key_parts, plain_key
-from .pickling import decode_pickled
-from .views import memmap, root_of
+from .seals import seal_parts
+from .trust import Trust
+from .vacuum import copy_live
+from .views import Root, memmap, read_only, root_of
 
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
@@ -35,6 +39,7 @@ PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads else
 _COMMIT = fmt.COMMIT_OFFSET >> 3
 _STATE = fmt.STATE_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
+_SYNCED = fmt.SYNCED_OFFSET >> 3
 _new = np.ndarray.__new__
 _missing: Any = object()
 # Which file, and which commit of it.
@@ -115,6 +120,15 @@ class MmapDict(MutableMapping[Any, Any]):
         ``"r"``: read only, takes no lock and writes nothing. ``"r+"``: the file must exist. ``"a"``: it is
         created if missing. ``"w"``: it starts anew; a file that is there is replaced in one step. ``"x"``: it
         must not exist. Captures want ``"a"`` or ``"x"``: ``"w"`` also takes the file from a running writer.
+    durable : bool
+        Each change is on the disk, and survives a power cut, when the call returns. It costs two waits for the
+        disk. Elements that are set through a map need `flush` or `sync`.
+    timeout : float, optional
+        How long a change waits for other writers, in seconds, before it raises BusyError. None: for ever.
+    trusted : bool
+        Unpickle whatever values name, which can run any code: for files of people whom you trust like their programs.
+    allow : iterable of classes and functions
+        What values may name besides what is always allowed. See Notes.
 
     Raises
     ------
@@ -141,9 +155,13 @@ class MmapDict(MutableMapping[Any, Any]):
     What survives: once an assignment has returned, other processes see it, and a killed process cannot take it
     back. `sync` makes it survive a power cut.
 
-    A value that is not an array is a copy: changing it does not change the file; assign it again. It is read
-    by `pickle`, so open only files that you trust. Arrays are read without. ``pickle.load`` of the file needs
-    every value to unpickle where it runs: keep to arrays and builtin types in files for others.
+    A value that is not an array is a copy: changing it does not change the file; assign it again.
+
+    Reading a file runs no code that it names. Arrays are decoded by their grammar; other values may be made of
+    Python's own types, what the standard library has for values (datetime, decimal, pathlib, collections, ...), numpy,
+    pandas, scipy.sparse and xarray. More is named by `allow`: ``allow=[MyClass]``. Reading, or storing, any
+    other value raises UntrustedError. ``pickle.load`` has no such guard, and needs every value to unpickle where it
+    runs: keep to arrays and builtin types in files for others.
 
     Threads may share a handle. A forked child may go on using its parent's.
 
@@ -164,18 +182,23 @@ class MmapDict(MutableMapping[Any, Any]):
 
     __hash__ = None     # type: ignore[assignment]
 
-    def __init__(self, path: Union[str, bytes, Any], mode: str = "a") -> None:
+    def __init__(self, path: Union[str, bytes, Any], mode: str = "a", *, durable: bool = False,
+                 timeout: Optional[float] = None, trusted: bool = False, allow: Iterable[Any] = ()) -> None:
         if mode not in MODES:
             raise ValueError(f"mode {mode!r}: expected one of {', '.join(map(repr, MODES))}")
         self._given = path if isinstance(path, str) else store.full_path(path)
         self._path = store.full_path(path)
         self._mode = mode
+        self._durable = bool(durable)
+        self._timeout = _seconds(timeout)
+        self._allow = tuple(allow)
+        self._trust = Trust(trusted, self._allow)
         self._writable = mode != "r"
         self._mutex = threading.RLock()
         self._busy = False          # inside an operation that changes the file
         self._closed = False
         self._forked = False
-        self._attach(open_file(self._path, mode))
+        self._attach(open_file(self._path, mode, self._timeout, self._durable))
         self._waited = self._moment()
         self._unclosed = weakref.finalize(self, _warn_unclosed, self._path)
         self._unclosed.atexit = False           # the end of the interpreter is no reason for a warning
@@ -185,7 +208,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _attach(self, file: store.File) -> None:
         """Begin to work on `file`."""
         try:
-            index = Index(file)
+            index = Index(file, self._durable)
             seen = file.cells[_COMMIT]
             index.walk()
         except BaseException as exc:
@@ -211,6 +234,8 @@ class MmapDict(MutableMapping[Any, Any]):
                 self._ask_anew()
             state = self._cells[_STATE]
             if state == fmt.NORMAL or self._file.check_path() or not self._follow():
+                if self._index.seal is not None:
+                    self._arrays.clear()            # perhaps they may be written to by now
                 self._index.walk()
                 # I5: odd means that a writer is inside, or died there: look again at the next access. So does
                 # any mark (I13): who set it may die before it moves the counter again.
@@ -222,14 +247,14 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _ask_anew(self) -> None:
         """Forget what this handle knows of the keys; the next walk finds it again."""
-        self._index = Index(self._file)
+        self._index = Index(self._file, self._durable)
         self._arrays.clear()
         self._seen = -1
 
     def _follow(self) -> bool:
         """Go on with the file that is at the path now; False: there is none, and the old one is kept."""
         try:
-            file = open_file(self._path, "r+" if self._writable else "r")
+            file = open_file(self._path, "r+" if self._writable else "r", self._timeout, self._durable)
         except FileNotFoundError:
             return False
         old = self._file
@@ -242,6 +267,9 @@ class MmapDict(MutableMapping[Any, Any]):
         # Another thread of the parent may have held the mutex, or been inside an operation. Descriptors, and with
         # them the lock, are shared with the parent: good enough to read, but to write the child needs its own.
         if self._busy or not self._mutex.acquire(blocking=False):
+            self._seen = DOUBT
+        if self._index.batch is not None:
+            self._index.batch = None                # it is the parent's
             self._seen = DOUBT
         self._mutex = threading.RLock()
         self._busy = False
@@ -285,25 +313,36 @@ class MmapDict(MutableMapping[Any, Any]):
         if info is None:
             ops = view[at - base:record.body_end - base]
             try:
-                return decode_pickled(ops)
+                return self._trust.decode(ops)
             except CorruptError as exc:
                 raise CorruptError(exc.message, self._path, at) from exc
+            except UntrustedError as exc:
+                key = self._index.read_head(offset)[1]
+                raise UntrustedError(f"{self._path}: the value of {key!r}: {exc.message}", exc.name) from exc
             except Exception as exc:
                 if hasattr(exc, "add_note"):        # since Python 3.11
                     exc.add_note(f"in the value of {self._index.read_head(offset)[1]!r} in {self._path}")
                 raise
-        root = self._file.window(record.offset, record.end).root
+        root, start = self._root(record)
         try:
-            array = map_info(info, root)
+            array = map_info(info, root, start)
         except (ValueError, TypeError) as exc:
             raise CorruptError(f"an array that numpy cannot make: {exc}", self._path, offset) from exc
         # A structured dtype is not shared between the arrays handed out: its names can be changed in place.
-        if key is not _missing and isinstance(info, ArrayInfo) and info.dtype.names is None:
+        batch = self._index.batch
+        if batch is not None:
+            batch.handed_out = batch.handed_out or offset >= self._index.end
+        elif key is not _missing and isinstance(info, ArrayInfo) and info.dtype.names is None:
             if len(self._arrays) >= CACHED_ARRAYS:
                 self._arrays.clear()
-            arguments = (info.shape, info.dtype, root, info.offset - root.start, None, info.order)
+            arguments = (info.shape, info.dtype, root, info.offset - start, None, info.order)
             self._arrays[key] = [self._seen, arguments, offset]
         return array
+
+    def _root(self, record: fmt.Record) -> tuple[Root, int]:
+        """Return what the array in a record is a view of, and the offset of its first byte."""
+        root = self._file.window(record.offset, record.end).root
+        return (read_only(root) if self._writable and self._index.sealed else root), root.start
 
     def _info(self, offset: int) -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int, memoryview, int]:
         try:
@@ -497,24 +536,15 @@ class MmapDict(MutableMapping[Any, Any]):
             if self._busy:
                 raise BusyError(errno.EDEADLK, "a signal handler or finalizer that came in the middle of a change "
                                 "cannot make another; let it set a flag", self._path)
-            if self._forked and not self._follow():
-                raise FileNotFoundError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew",
-                                        self._path)
+            if self._index.batch is not None:
+                return self._change_in_batch(operation, *args)
             try:
                 self._busy = True
-                while not self._file.lock():
-                    self._file.unlock()
-                    if not self._follow():
-                        raise FileNotFoundError(errno.ENOENT, "the file was deleted or moved away under this handle",
-                                                self._path)
-                cells = self._file.cells
-                if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
-                    if self._seen == DOUBT:
-                        self._ask_anew()
-                    self._index.begin()
-                    self._fresh = False
+                self._lock()
+                if self._index.seal is not None:
+                    self._arrays.clear()            # they are read-only
                 result = operation(self._index, *args)
-                self._seen = cells[_COMMIT]
+                self._seen = self._file.cells[_COMMIT]
                 return result
             except BaseException:
                 self._seen = DOUBT
@@ -524,6 +554,117 @@ class MmapDict(MutableMapping[Any, Any]):
                 self._file.unlock()
                 if self._closed:
                     self._shut()                    # a signal handler called `close`
+
+    def _lock(self) -> None:
+        """Take the writers' lock and come up to date. The caller has the mutex, and gives the lock back."""
+        if self._forked and not self._follow():
+            raise FileNotFoundError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew",
+                                    self._path)
+        while not self._file.lock():
+            self._file.unlock()
+            if not self._follow():
+                raise FileNotFoundError(errno.ENOENT, "the file was deleted or moved away under this handle",
+                                        self._path)
+        cells = self._file.cells
+        if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
+            if self._seen == DOUBT:
+                self._ask_anew()
+            self._index.begin()
+            self._fresh = False
+
+    def _change_in_batch(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Do as `_change`, inside a batch, which holds the lock."""
+        try:
+            self._busy = True
+            return operation(self._index, *args)
+        finally:
+            self._busy = False
+            if self._closed:
+                self._shut()
+
+    def batch(self) -> Batch:
+        """Return a context manager in whose block all changes by this handle become one.
+
+        They appear together when the block ends, to `pickle.load` too, and survive together. If an exception ends
+        it, or the process dies before, none of them happened.
+
+        Returns
+        -------
+        Batch
+            ``with d.batch():`` gives `d` itself.
+
+        Raises
+        ------
+        ReadOnlyError
+        BusyError
+            In a block of this handle's already, or other writers had the lock for longer than `timeout`.
+
+        Notes
+        -----
+        Values are written to the file at once, behind its end, so that a batch costs no memory. This handle sees
+        the changes in the block. Until it ends other writers wait, and so do other threads that use this handle.
+        Elements set through a map, of arrays that were there before, are no part of it.
+
+        Examples
+        --------
+        >>> with MmapDict("doctest.mmapdict", "w") as d:
+        ...     with d.batch():
+        ...         d["mean"], d["std"] = 1.0, 0.5
+        ...     list(d)
+        ['mean', 'std']
+        """
+        return Batch(self)
+
+    def _begin_batch(self) -> None:
+        self._mutex.acquire()
+        try:
+            self._need_writable()
+            if self._busy or self._index.batch is not None:
+                raise BusyError(errno.EDEADLK, "this handle is inside a change or a batch already", self._path)
+            try:
+                self._lock()
+                self._seen = self._file.cells[_COMMIT]
+                self._index.begin_batch()
+                self._arrays.clear()                # they would be taken for up to date as long as commit stays
+                self._file.hold(True)
+            except BaseException:
+                self._index.batch = None
+                self._seen = DOUBT
+                self._file.unlock()
+                raise
+        except BaseException:
+            self._mutex.release()
+            raise
+
+    def _end_batch(self, mutex: Any, good: bool) -> None:
+        index, file = self._index, self._file
+        try:
+            if index.batch is None:
+                if self._closed:
+                    raise ClosedError(f"{self._path} was closed inside its batch, of which nothing is stored")
+                raise BusyError(errno.ECHILD, "this process was forked inside a batch, which is its parent's",
+                                self._path)
+            if good and index.batch.whole:
+                index.commit()
+                self._seen = file.cells[_COMMIT]
+            elif good:
+                raise BusyError(errno.EINTR, "an exception broke off a change of this batch half way, so nothing of "
+                                "the batch is stored", self._path)
+        except BaseException:
+            self._seen = DOUBT
+            raise
+        finally:
+            try:
+                if index.batch is not None:
+                    self._seen = DOUBT              # the index knows what is given up now
+                    if index.batch.end != index.end:
+                        index.abandon()
+                    index.batch = None
+            finally:
+                if not self._forked:
+                    file.hold(False)
+                    file.unlock()
+                mutex.release()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not self._writable:
@@ -535,7 +676,7 @@ class MmapDict(MutableMapping[Any, Any]):
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
-        self._change(Index.put, key, parts, values.encode(value, memo))
+        self._change(Index.put, key, parts, values.encode(value, memo, self._trust.check))
 
     def _holds(self, key: Any, array: memmap) -> bool:
         """Whether `array` is the very array that is stored under `key`, as after ``d[key] += 1``."""
@@ -630,7 +771,7 @@ class MmapDict(MutableMapping[Any, Any]):
                 return self._load(offset)
         key = plain_key(key)
         parts = key_parts(key)
-        encoded = values.encode(default, fmt.MEMO_START)
+        encoded = values.encode(default, fmt.MEMO_START, self._trust.check)
         with self._mutex:
             old, new = self._change(_put_new, key, parts, encoded)
             return self._load(old if new is None else new)
@@ -787,11 +928,95 @@ class MmapDict(MutableMapping[Any, Any]):
         ------
         OSError
             The disk reports an error: do not count on what was stored since the last `sync`.
+        BusyError
+            Other writers had the lock for longer than `timeout`.
         """
         with self._mutex:
             self._cells[_COMMIT]                    # raises when closed
-            if self._writable:
-                self._file.sync(folder=True)
+            if not self._writable:
+                return
+            index = self._refresh()
+            file, end = self._file, index.end
+            file.sync(folder=True)
+            if index.batch is None and (end > file.cells[_SYNCED] or index.waits_for_disk()):
+                self._change(_settle, file, end)
+
+    @property
+    def free_bytes(self) -> int:
+        """About how many bytes shorter `vacuum` would make the file: those of records that do not count any more."""
+        with self._mutex:
+            return self._refresh().waste()
+
+    def vacuum(self) -> int:
+        """Make the file as small as its content: copy the live records into a new one, which takes its place.
+
+        Handles that read go on with the new file at their next access; arrays that they have stay valid. Mode,
+        owner and extended attributes of the file stay, as far as the system lets this process set them. A symbolic
+        link stays one.
+
+        Returns
+        -------
+        int
+            By how many bytes the file got shorter.
+
+        Raises
+        ------
+        BusyError
+            What is written to the old file could get lost: another handle may write to it, or an array that may
+            be written to is alive, one of this handle included; the message names the processes, where the system
+            does. Or the file has a second name, which would keep the old content.
+        CorruptError
+            A record is damaged; `repair` copies the others.
+        OSError
+            There is no room for the live records beside the old file. Nothing has happened.
+
+        Notes
+        -----
+        Needs the live records' size as free space on the disk, and no memory. Where the file system can, blocks
+        are shared and not copied. The new file is on the disk before it takes the place. O(live bytes).
+        """
+        with self._mutex:
+            self._no_batch("vacuum")
+            self._arrays.clear()
+            freed: int = self._change(_vacuum, self._path)
+            self._follow()
+            return freed
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the file has checksums of all that is in it (`seal`), and nothing has changed since."""
+        with self._mutex:
+            return self._refresh().sealed
+
+    def seal(self) -> None:
+        """Keep checksums (SHA-256) of all records in the file, which `verify` compares, and put it on the disk.
+
+        As long as it is sealed, arrays that are handed out are read-only. Storing or deleting anything unseals it,
+        and so does `unseal`.
+
+        Raises
+        ------
+        BusyError
+            As for `vacuum`: somebody could go on writing to an array.
+
+        Notes
+        -----
+        It reads all of the file. `pickle.load` does not notice.
+        """
+        with self._mutex:
+            self._no_batch("seal")
+            self._arrays.clear()
+            self._change(_seal)
+
+    def unseal(self) -> None:
+        """Take the seal off, so that arrays handed out from now on can be written to."""
+        self._change(Index.unseal)
+        self._arrays.clear()
+
+    def _no_batch(self, what: str) -> None:
+        self._need_writable()
+        if self._index.batch is not None:
+            raise BusyError(errno.EDEADLK, f"{what} is not possible inside a batch", self._path)
 
     def close(self) -> None:
         """Close the handle. Arrays that it handed out stay valid, and writable if they were.
@@ -801,6 +1026,8 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             if self._closed:
                 return
+            if self._index.batch is not None:
+                self._index.abandon()               # the block that goes on will say so
             self._closed = True
             self._unclosed.detach()
             self._cells = _Closed(self._path)
@@ -815,6 +1042,9 @@ class MmapDict(MutableMapping[Any, Any]):
                     self._ask_anew()
                 with suppress(CorruptError, OSError):       # no room for a map
                     self._index.walk()
+                    if self._index.waits_for_disk() and self._file.try_lock():
+                        self._file.sync()
+                        self._index.settle(self._index.end)
                 self._file.trim(self._index.end)
         finally:
             self._file.close()
@@ -844,10 +1074,30 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __reduce__(self) -> Any:
         """Pickle and copy by reference: the copy opens the path anew."""
-        return type(self), (self._path, "r+" if self._writable else "r")
+        options = {"durable": self._durable, "timeout": self._timeout, "trusted": self._trust.trusted,
+                   "allow": self._allow}
+        return functools.partial(type(self), **options), (self._path, "r+" if self._writable else "r")
 
 
-def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
+class Batch:
+    """What `MmapDict.batch` returns: the context manager of one batch."""
+
+    def __init__(self, mapping: MmapDict) -> None:
+        self._mapping = mapping
+        self._mutex: Any = None
+
+    def __enter__(self) -> MmapDict:
+        self._mapping._begin_batch()
+        self._mutex = self._mapping._mutex          # a forked child gets another
+        return self._mapping
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self._mapping._end_batch(self._mutex, kind is None)
+
+
+def open(path: Union[str, bytes, Any], mode: str = "a", *, durable: bool = False, timeout: Optional[float] = None,
+         trusted: bool = False, allow: Iterable[Any] = ()) -> MmapDict:
     """Open a file as a dictionary. See `MmapDict` for parameters and errors.
 
     Examples
@@ -858,7 +1108,16 @@ def open(path: Union[str, bytes, Any], mode: str = "a") -> MmapDict:
     ...     dict(d)
     {'answer': 42}
     """
-    return MmapDict(path, mode)
+    return MmapDict(path, mode, durable=durable, timeout=timeout, trusted=trusted, allow=allow)
+
+
+def _seconds(timeout: Optional[float]) -> Optional[float]:
+    """Return a timeout in seconds; None: for ever."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r}: expected a number of seconds, 0 or more, or None: wait for ever")
+    return None if timeout == float("inf") else float(timeout)
 
 
 def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
@@ -892,6 +1151,49 @@ def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected:
         return False
     index.remove(key, offset)
     return True
+
+
+def _vacuum(index: Index, path: str) -> int:
+    """Put a new file with the live records in the place of the index's file; return how much shorter it is."""
+    file = index.file
+    path = os.path.realpath(path)
+    if file.status().st_nlink > 1:
+        raise BusyError(errno.EMLINK, f"the file has {file.status().st_nlink} names (hard links), and the others would "
+                        "keep the old content", path)
+    if not file.sees_others:
+        raise BusyError(errno.ENOTSUP, "it cannot be told here whether others may write to the file through a map, so "
+                        "nothing can take its place; copy its items into a new file", path)
+    file.claim()
+    try:
+        before = index.end + 1
+        with replacement(path, file) as new:
+            copy_live(index, new)
+            after = new.status().st_size
+    finally:
+        file.disclaim()
+    return before - after
+
+
+def _seal(index: Index) -> None:
+    """Seal the file, unless it is."""
+    if index.sealed:
+        return
+    file = index.file
+    file.claim()
+    try:
+        file.sync()                     # I14: so that nothing that does not count stays live
+        index.settle(index.end)
+        live = [(record.offset, record.end) for record in Index(file).walk() if record.live]
+        index.add_seal(seal_parts(file.window(0, index.end).view, live))
+        file.sync(folder=True)
+    finally:
+        file.disclaim()
+
+
+def _settle(index: Index, file: store.File, end: int) -> None:
+    """Take note that all records of `file` before the offset `end` are on the disk."""
+    if index.file is file:
+        index.settle(end)
 
 
 def _warn_unclosed(path: str) -> None:

@@ -11,9 +11,9 @@ import pickle
 import pickletools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import methodcaller
-from typing import Any, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .views import PLAIN_ARRAYS, Root
 
 
 # Scalars that their type makes again from the Python value that they equal.
-_EXACT_SCALARS = frozenset((np.bool_, np.str_, np.bytes_, np.float16, np.float32, np.float64, np.complex64,
+EXACT_SCALARS = frozenset((np.bool_, np.str_, np.bytes_, np.float16, np.float32, np.float64, np.complex64,
                             np.complex128, *(np.dtype(code).type for code in "bBhHiIlLqQ")))
 
 
@@ -101,7 +101,7 @@ def _reduce_scalar(x: Any) -> Any:
     t: Any = type(x)
     if t.__reduce__ is not np.generic.__reduce__ or t.__reduce_ex__ is not object.__reduce_ex__:
         return NotImplemented        # it has its own way
-    if t in _EXACT_SCALARS:
+    if t in EXACT_SCALARS:
         item = exact_item(x)
         if item == item:             # else there may be more in a NaN than its type takes from a float
             return t, (item,)
@@ -169,10 +169,10 @@ def _can_be_empty(t: Any) -> bool:
 
 
 # Length of the argument of each opcode; negative: minus the number of bytes that count what follows them.
-_ARGUMENT: list[int] = [0] * 256
+ARGUMENT_WIDTHS: list[int] = [0] * 256
 for _op in pickletools.opcodes:
     _n = 0 if _op.arg is None else _op.arg.n
-    _ARGUMENT[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
+    ARGUMENT_WIDTHS[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
 _BIG = (fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4)
 
 # Runs of opcodes that need no look: no memo, no frame, no counted argument. The C matcher skips a long list of
@@ -190,12 +190,25 @@ _CHANGING = frozenset((fmt.MEMOIZE, fmt.PROTO, fmt.FRAME, fmt.STOP, *_INDEXED, *
 _PRIVATE = re.compile(rb"numpy\.")
 
 
-def encode_pickled(value: Any, base: int) -> tuple[list[Union[bytes, Payload]], int]:
-    """Return the opcodes that push `value`, and how many memo indices from `base` on they use."""
+def encode_pickled(value: Any, base: int,
+                   check: Optional[Callable[[bytes], None]] = None) -> tuple[list[Union[bytes, Payload]], int]:
+    """Return the opcodes that push `value`, and how many memo indices from `base` on they use.
+
+    Parameters
+    ----------
+    value : object
+    base : int
+        The first memo index to use.
+    check : function of the whole pickle, optional
+        Raises if the value is not to be stored.
+    """
     out = io.BytesIO()
     pickler = _Pickler(out, 4)
     pickler.dump(value)
-    return rewrite(out.getvalue(), base, pickler.ufuncs)
+    stream = out.getvalue()
+    if check is not None:
+        check(stream)
+    return rewrite(stream, base, pickler.ufuncs)
 
 
 def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[bytes, Payload]], int]:
@@ -244,7 +257,7 @@ def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[
             module, name = copyreg._inverted_registry[code]             # type: ignore[attr-defined]
             new = encode_literal(module) + encode_literal(name) + bytes((fmt.STACK_GLOBAL,))
         elif op in _BIG:
-            head = start + 1 - _ARGUMENT[op]
+            head = start + 1 - ARGUMENT_WIDTHS[op]
             new = fmt.end_aligned(bytes(data[start:head]), data[head:end], end - head)
         replacements.append((start, end, new))
     if edits:
@@ -271,7 +284,7 @@ def _interesting(data: memoryview, edits: Any = ()) -> Any:
         Ranges whose opcodes are passed over; their MEMOIZE count all the same.
     """
     plain = _PLAIN_RUN.match
-    lengths = _ARGUMENT
+    lengths = ARGUMENT_WIDTHS
     at, n, memo = 0, len(data), 0
     ranges = iter([*edits, (n + 1, n + 1, b"")])
     skip, resume, _ = next(ranges)
@@ -304,27 +317,19 @@ def _interesting(data: memoryview, edits: Any = ()) -> Any:
         at = end
 
 
-def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict[int, str]]:
-    """Return the edits that give every global of a pickle its public name, spelled out.
+class _Global(NamedTuple):
+    """A STACK_GLOBAL of a pickle, and the two texts that the pickler pushes just before it."""
 
-    STACK_GLOBAL takes two texts, which the pickler pushes just before it, each spelled out and memoised or
-    fetched from the memo.
+    start: int                  # of the opcode that pushes the module's text, or fetches it from the memo
+    end: int
+    module: str
+    name: str
+    made: list[int]             # the memo indices that these two texts are put at
 
-    Returns
-    -------
-    edits : list of (start, end, bytes)
-        Each replaces the opcodes from the module's text to STACK_GLOBAL.
-    spelled : dict of int to str
-        The memo entries that go with them; whoever fetches one of these must spell out its text.
-    """
-    edits: list[tuple[int, int, bytes]] = []
-    spelled: dict[int, str] = {}
-    texts: dict[int, slice] = {}                        # memo index -> where its text stands
+
+def _globals(data: memoryview, texts: dict[int, slice]) -> Iterator[_Global]:
+    """Yield the globals of a C pickler's stream; `texts` becomes memo index -> where its text stands."""
     pushed: list[tuple[int, slice, list[int]]] = []     # the last texts: start, where, memo indices made
-
-    def text(where: slice) -> str:
-        return bytes(data[where]).decode("utf-8", "surrogatepass")
-
     at, n, memo = 0, len(data), 0
     while at < n:
         run = _PLAIN_RUN.match(data, at)
@@ -334,7 +339,7 @@ def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict
             if at >= n:
                 break
         start, op = at, data[at]
-        width = _ARGUMENT[op]
+        width = ARGUMENT_WIDTHS[op]
         at += 1 + abs(width)
         if -9 < width < 0:
             at += int.from_bytes(data[start + 1:at], "little")
@@ -347,17 +352,53 @@ def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict
             memo += 1
         elif op == fmt.STACK_GLOBAL and len(pushed) == 2:
             (first, where, made), (_, where_too, made_too) = pushed
-            module, name = text(where), text(where_too)
-            ops = encode_literal(_public_module(module, name)) + encode_literal(name)
-            edits.append((first, at, ops + bytes((fmt.STACK_GLOBAL,))))
-            spelled.update((i, text(texts[i])) for i in (*made, *made_too))
+            yield _Global(first, at, _text(data, where), _text(data, where_too), made + made_too)
             pushed = []
         elif op == fmt.BINGET or op == fmt.LONG_BINGET:
             index = int.from_bytes(data[start + 1:at], "little")
             pushed = [*pushed[-1:], (start, texts[index], [])] if index in texts else []
+        elif op in _EXTENSIONS:
+            # A code of copyreg's registry.
+            module, name = copyreg._inverted_registry[int.from_bytes(data[start + 1:at], "little")]  # type: ignore
+            yield _Global(at, at, module, name, [])
+            pushed = []
         elif op != fmt.PROTO and op != fmt.FRAME:
             pushed = []
+
+
+def _text(data: memoryview, where: slice) -> str:
+    return bytes(data[where]).decode("utf-8", "surrogatepass")
+
+
+def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict[int, str]]:
+    """Return the edits that give every global of a pickle its public name, spelled out.
+
+    Returns
+    -------
+    edits : list of (start, end, bytes)
+        Each replaces the opcodes from the module's text to STACK_GLOBAL.
+    spelled : dict of int to str
+        The memo entries that go with them; whoever fetches one of these must spell out its text.
+    """
+    edits: list[tuple[int, int, bytes]] = []
+    spelled: dict[int, str] = {}
+    texts: dict[int, slice] = {}
+    for found in _globals(data, texts):
+        if found.start < found.end:
+            ops = encode_literal(_public_module(found.module, found.name)) + encode_literal(found.name)
+            edits.append((found.start, found.end, ops + bytes((fmt.STACK_GLOBAL,))))
+            spelled.update((i, _text(data, texts[i])) for i in found.made)
     return edits, spelled
+
+
+def globals_named(stream: Buffer) -> set[tuple[str, str]]:
+    """Return the (module, name) of every global that a pickle of the C pickler's will have in a file."""
+    return {public_name(found.module, found.name) for found in _globals(memoryview(stream), {})}
+
+
+def public_name(module: str, qualname: str) -> tuple[str, str]:
+    """Return the name by which a file names what a pickle names."""
+    return _public_module(module, qualname), qualname
 
 
 def _public_module(module: str, qualname: str) -> str:
@@ -404,7 +445,7 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 SPARSE_MEMO = 1 << 14
 # Stands before a value's opcodes when they are run. If it is not there behind them, one of them was a STOP.
 _SENTINEL = "before the value"
-_BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
+BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
 
 
 def decode_pickled(ops: Buffer) -> Any:
@@ -426,17 +467,22 @@ def decode_pickled(ops: Buffer) -> Any:
         ops = bytes(ops)
         if bytes((fmt.LONG_BINPUT,)) in ops:
             # An unpickler's memo is an array as long as the highest index: a damaged one may ask for gigabytes.
-            indices = _indices_put(ops)
+            indices = indices_put(ops)
             if indices and max(indices) - min(indices) >= len(indices):
                 raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
             if indices and max(indices) > SPARSE_MEMO:
                 ops = shift_memo(ops, -min(indices))            # number them from 0 again
-        found = pickle.loads(b"".join((_BEFORE_VALUE, ops, b"\x86.")))
+        found = pickle.loads(b"".join((BEFORE_VALUE, ops, b"\x86.")))
     except MemoryError:
-        _indices_put(bytes(ops))            # finds a damaged size
+        indices_put(bytes(ops))            # finds a damaged size
         raise
     except (pickle.PickleError, EOFError, IndexError, OverflowError, UnicodeDecodeError) as exc:
         raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
+    return the_value(found)
+
+
+def the_value(found: Any) -> Any:
+    """Return the value that was pushed behind `BEFORE_VALUE`; both are what is left, as a tuple."""
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not str or found[0] != _SENTINEL:
         raise CorruptError("a value's opcodes are damaged: they do not push one object")
     return found[1]
@@ -444,10 +490,10 @@ def decode_pickled(ops: Buffer) -> Any:
 
 def highest_memo(ops: Buffer) -> int:
     """Return the first memo index above all that a value's opcodes set, or 0 if they set none."""
-    return max(_indices_put(bytes(ops)), default=-1) + 1
+    return max(indices_put(bytes(ops)), default=-1) + 1
 
 
-def _indices_put(ops: bytes) -> list[int]:
+def indices_put(ops: bytes) -> list[int]:
     """Return the memo indices that rewritten opcodes set."""
     at, n = 0, len(ops)
     found: list[int] = []
@@ -457,7 +503,7 @@ def _indices_put(ops: bytes) -> list[int]:
             at = run.end()
             if at >= n:
                 break
-        width = _ARGUMENT[ops[at]]
+        width = ARGUMENT_WIDTHS[ops[at]]
         if width == -9:
             raise CorruptError(f"an opcode of an old protocol: 0x{ops[at]:02x}")
         end = at + 1 + abs(width)

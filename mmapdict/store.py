@@ -7,7 +7,6 @@ there with the invariant of docs/format.md that it relies on.
 """
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import mmap
@@ -15,6 +14,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -40,6 +40,12 @@ HAVE_PWRITE = hasattr(os, "pwrite")
 HAVE_FALLOCATE = hasattr(os, "posix_fallocate")
 HAVE_TMPFILE = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
 NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)       # where the C library does not stand in for it
+FULL_SYNC: Optional[int] = getattr(fcntl, "F_FULLFSYNC", None)      # macOS: fsync leaves it to the disk when to write
+NO_SYNC = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL)     # a file system that has no such thing
+# Only on Linux does a sync include what was stored through maps; POSIX does not ask for it, Windows does not do it.
+SYNC_TAKES_MAPS = sys.platform == "linux"
+# Windows neither cuts off a part of a file that is mapped anywhere, nor lets another take the place of an open one.
+OPEN_PINS = os.name == "nt"
 O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 
 FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
@@ -49,17 +55,30 @@ CELL_MAX = (1 << 64) - 1
 OFFSET_MAX = (1 << 56) - 1       # of a byte in a file: the top byte of a cell is zero (I11)
 GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
 ZERO_STEP = 1 << 20
+COPY_STEP = 4 << 20
 AHEAD_LEAST = 4 << 20
 AHEAD_ALLOCATED = 64 << 10      # where what is ahead has to be allocated
 WINDOWS_MAX = 8
 LOCK_BYTE = 1 << 62             # on Windows, where locks cover bytes: one far behind any data
+SHARE_BYTE = LOCK_BYTE + 1      # read-locked by whoever may change bytes through a map
+FLOCK = struct.Struct("hhqqi0q")            # struct flock, where offsets have 64 bits
+HAVE_SHARES = hasattr(fcntl, "F_OFD_SETLK") and sys.maxsize > 1 << 32
+NO_SHARES = (errno.EINVAL, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+HAVE_COPY_RANGE = hasattr(os, "copy_file_range")
+HAVE_HOLES = hasattr(os, "SEEK_DATA")
+NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF)
 
 # File systems that never have to find new blocks for a byte that has its block already, so that a store into
 # the map cannot end in a bus error on a full disk. Elsewhere (copy on write, network) stores are pwrite calls.
 IN_PLACE = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
-# Processors that show one core's stores to the others in their order; elsewhere each store is a system call.
-ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64", "i386", "i586", "i686")
-_in_place: dict[int, bool] = {}
+# Local file systems, on which whole-file locks and byte locks are two different things.
+LOCAL = IN_PLACE | {"xfs", "btrfs", "f2fs", "zfs", "overlay", "bcachefs", "ramfs"}
+# Processors that show one core's stores to the others in their order, and that of a cell in one piece (a program of
+# 32 bits makes two of it); elsewhere each store is a system call.
+ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64") and sys.maxsize > 1 << 32
+_kinds: dict[int, str] = {}
+# Files whose lock a batch of this process holds, and the thread that does.
+_held: dict[tuple[int, int], int] = {}
 
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
@@ -89,19 +108,24 @@ def boot_id() -> bytes:
         return bytes(16)
 
 
-def _stores_in_place(device: int) -> bool:
-    """Whether stores into a map of a file on `device` cannot fail for want of disk space."""
-    known = _in_place.get(device)
-    if known is None:
-        known = False
+def _file_system(device: int) -> str:
+    """Return the name of the kind of file system that `device` is, or "" if it is not known."""
+    kind = _kinds.get(device)
+    if kind is None:
+        kind = ""
         number = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
         with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
             for line in f:
-                mount, _, kind = line.partition(" - ")
+                mount, _, rest = line.partition(" - ")
                 if mount.split()[2] == number:
-                    known = kind.split()[0] in IN_PLACE
-        _in_place[device] = known
-    return known
+                    kind = rest.split()[0]
+        _kinds[device] = kind
+    return kind
+
+
+def _stores_in_place(device: int) -> bool:
+    """Whether stores into a map of a file on `device` cannot fail for want of disk space."""
+    return _file_system(device) in IN_PLACE
 
 
 def _block_size(fd: int) -> int:
@@ -133,6 +157,8 @@ AT_FDCWD = -100
 
 
 def _make_statx(path: str) -> _Statx:
+    import ctypes                       # not every Python has it
+
     buffer = ctypes.create_string_buffer(256)
     # PyDLL keeps the GIL: giving it up costs more than the call, on the local file systems it is used for.
     return _Statx(ctypes.PyDLL(None).statx,
@@ -144,7 +170,7 @@ def _find_statx(path: str, inode: int, size: int) -> Optional[_Statx]:
     """Return a working `_Statx` for `path`, or None where the system has none."""
     try:
         found = _make_statx(path)
-    except (OSError, AttributeError, ValueError, TypeError):
+    except (ImportError, OSError, AttributeError, ValueError, TypeError):
         return None
     call, arguments, cells = found
     return found if not call(*arguments) and (cells[4], cells[5]) == (inode, size) else None
@@ -175,6 +201,10 @@ def check_regular(status: os.stat_result, path: str) -> None:
         raise FormatError("not an mmapdict file: it is a directory", path)
     if not stat.S_ISREG(status.st_mode):
         raise FormatError("not an mmapdict file: it is no regular file, but a device, a pipe or a socket", path)
+
+
+class ReplacedError(BusyError):
+    """Raised when another file takes the path while this one is being opened: open it again."""
 
 
 class Window:
@@ -211,6 +241,8 @@ class File:
     path : str
         Absolute.
     writable : bool
+    timeout : float, optional
+        How long to wait for others, in seconds; None: for ever.
 
     Attributes
     ----------
@@ -223,18 +255,23 @@ class File:
         Device and inode.
     fingerprint : tuple
         The identity and the file id: another for every file, also for a copy and for one whose inode is used again.
+    boot : (int, int)
+        What the header's boot id is, as two cells, if the file was changed since the system started.
 
     Raises
     ------
     OSError
         The file cannot be opened.
+    BusyError
+        It was replaced meanwhile, or somebody has it for himself for longer than `timeout`.
     FormatError, CorruptError
         It is not an mmapdict file, or its header is damaged.
     """
 
-    def __init__(self, path: str, writable: bool) -> None:
+    def __init__(self, path: str, writable: bool, timeout: Optional[float] = None) -> None:
         self.path = path
         self.writable = writable
+        self.timeout = timeout
         self._descriptors: list[int] = []
         self.close_files = weakref.finalize(self, _release, path, self._descriptors)
         self.close_files.atexit = False
@@ -259,6 +296,7 @@ class File:
         self.tag = fmt.file_tag(self.file_id)
         self.fingerprint = (*self.identity, self.file_id)
         self.windows: list[Window] = []
+        self._roots: list[weakref.ref[Root]] = []
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
@@ -269,6 +307,9 @@ class File:
         if self._statx is not None:
             self._statx_device = self._statx.cells[17]
         if self.writable:
+            self.boot: tuple[int, int] = struct.unpack("<2Q", boot_id())
+            self._shares = HAVE_SHARES and fcntl is not None and _file_system(status.st_dev) in LOCAL
+            self._share()
             self._open_lock()
             self._left = weakref.finalize(self, _trim_left, self.path, self.identity, self._ahead)
         self.cells: Any = header_cells(self.map_window(0).view)
@@ -316,11 +357,17 @@ class File:
                 m = mmap.mmap(self.fd, size, access=access, offset=start, **self._map_options)
             except ValueError:
                 continue            # a writer cut the unused end off in between
+            except (OSError, OverflowError) as exc:
+                # ENODEV: a file system without maps; OverflowError: too long for a process of 32 bits.
+                number = exc.errno if isinstance(exc, OSError) else errno.ENOMEM
+                raise OSError(number, f"the file cannot be mapped: {exc}", self.path) from exc
             w = Window(start, m, self.path, mode, self.identity)
             if many:
                 self.windows.clear()
                 self.epoch += 1
+                self._roots = [root for root in self._roots if root() is not None]
             self.windows.append(w)
+            self._roots.append(weakref.ref(w.root))
             return w
         raise BusyError(errno.EAGAIN, "the file's size does not keep still", self.path)
 
@@ -404,15 +451,24 @@ class File:
         if end > OFFSET_MAX:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
         if self.size > start:
-            self.truncate(start)
+            try:
+                self.truncate(start)
+            except OSError:
+                if not OPEN_PINS:
+                    raise
+                self._write_zeros(start, min(end, self.size))
         if end <= start:
             return
         if sparse:
-            self.truncate(end)
+            if end > self.size:
+                self.truncate(end)
         elif not self._fallocate(start, end):
-            for i in range(start, end, ZERO_STEP):
-                self._write_one(i, memoryview(bytes(min(ZERO_STEP, end - i))))
+            self._write_zeros(start, end)
         self.size = max(self.size, end)
+
+    def _write_zeros(self, start: int, end: int) -> None:
+        for i in range(start, end, ZERO_STEP):
+            self._write_one(i, memoryview(bytes(min(ZERO_STEP, end - i))))
 
     def allocate(self, start: int, end: int) -> None:
         """Find room for a big write behind the STOP (I3) beforehand: faster, and a full disk is noticed first."""
@@ -458,15 +514,57 @@ class File:
 
     def sync(self, folder: bool = False) -> None:
         """Return when all that was stored, through maps too, is on the disk; with `folder`, its name as well."""
-        fd = self.fd
-        if hasattr(fcntl, "F_FULLFSYNC"):
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)      # on macOS, fsync leaves it to the disk when to write
-        elif hasattr(os, "fdatasync"):
-            os.fdatasync(fd)
-        else:
-            os.fsync(fd)
+        if not SYNC_TAKES_MAPS:
+            for w in self.windows:
+                m: Any = w.view.obj
+                m.flush()
+        sync_descriptor(self.fd)
         if folder:
             sync_folder(os.path.dirname(os.path.realpath(self.path)))
+
+    def is_sparse(self, end: int) -> bool:
+        """Whether the file has fewer blocks than it has bytes before the offset `end`."""
+        blocks = getattr(self.status(), "st_blocks", None)
+        return blocks is not None and blocks * 512 < end
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of the bytes `start` up to `end` that may be no zeros: the others are holes."""
+        while start < end and HAVE_HOLES:
+            try:
+                data = os.lseek(self.fd, start, os.SEEK_DATA)
+                hole = os.lseek(self.fd, data, os.SEEK_HOLE)
+            except OSError as exc:
+                if exc.errno == errno.ENXIO:        # a hole up to the end
+                    return
+                break
+            if data >= end:
+                return
+            yield data, min(hole, end)
+            start = hole
+        if start < end:
+            yield start, end
+
+    def copy(self, offset: int, source: File, start: int, n: int) -> None:
+        """Copy `n` bytes at `start` of another file to `offset` of this one, behind the STOP (I3), all or an error.
+
+        Inside the kernel where it can do that: file systems that can share the blocks.
+        """
+        while n and HAVE_COPY_RANGE:
+            try:
+                done = os.copy_file_range(source.fd, self.lock_fd, min(n, WRITE_MAX), start, offset)
+            except OSError as exc:
+                if exc.errno not in NO_COPY_RANGE:
+                    raise OSError(exc.errno, exc.strerror, self.path) from None
+                break
+            if not done:
+                break
+            offset, start, n = offset + done, start + done, n - done
+        while n:
+            data = source.read(start, min(n, COPY_STEP))
+            if not data:
+                raise OSError(errno.EIO, "the file that is copied ends too early", source.path)
+            self._write_one(offset, memoryview(data))
+            offset, start, n = offset + len(data), start + len(data), n - len(data)
 
     def make_room(self, end: int) -> None:
         """See to it that the file reaches beyond `end`, by a good piece, so that one map serves many records.
@@ -515,7 +613,7 @@ class File:
             else functools.partial(_flock, self.lock_fd, _LOCK_UN)
         status = os.fstat(self.lock_fd)
         if (status.st_dev, status.st_ino) != self.identity:
-            raise BusyError(errno.EAGAIN, "the file was replaced while it was being opened", self.path)
+            raise ReplacedError(errno.EAGAIN, "the file was replaced while it was being opened", self.path)
 
     def lock(self) -> bool:
         """Wait for the lock.
@@ -525,19 +623,19 @@ class File:
         bool
             Whether the path still leads to this file. If not, another has taken its place (or none), and this
             one must not be written to any more.
+
+        Raises
+        ------
+        BusyError
+            The timeout is over; or this thread would wait for itself, because it holds the lock by another handle.
         """
-        if fcntl is not None:
+        if _held and _held.get(self.identity) == threading.get_ident():
+            raise BusyError(errno.EDEADLK, "this thread has the file locked by another handle's batch; make the "
+                            "change by that handle", self.path)
+        if fcntl is not None and self.timeout is None:
             _flock(self.lock_fd, _LOCK_EX)
         else:
-            os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
-            while True:
-                try:
-                    msvcrt.locking(self.lock_fd, msvcrt.LK_NBLCK, 1)
-                    break
-                except OSError as exc:
-                    if exc.errno not in (errno.EACCES, errno.EDEADLK):
-                        raise
-                    time.sleep(0.001)
+            self._wait_for(self.try_lock, "another process or handle has the file locked", _lock_holders)
         # I13: who replaces a file marks it first, but a rename or a removal by others must be noticed too.
         if self._statx is not None:
             call, arguments, cells = self._statx
@@ -557,12 +655,114 @@ class File:
         except FileNotFoundError:
             return False
         self.size = status.st_size
-        return (status.st_dev, status.st_ino) == self.identity
+        if (status.st_dev, status.st_ino) != self.identity:
+            return False
+        # overlayfs copies a file of an image when it is first opened for writing: then only new descriptors lead to
+        # the copy, and the map stays the old one. A map that shows the file is never behind what was read before.
+        commit = fmt.COMMIT_OFFSET
+        return self.writable or struct.unpack("<Q", self.read(commit, 8))[0] <= self.cells[commit >> 3]
+
+    def try_lock(self) -> bool:
+        """Take the lock if it is free; say whether."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
+                msvcrt.locking(self.lock_fd, msvcrt.LK_NBLCK, 1)
+            return True
+        except OSError as exc:
+            if exc.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                raise
+            return False
+
+    def _wait_for(self, attempt: Callable[[], bool], what: str,
+                  holders: Callable[[tuple[int, int]], list[int]]) -> None:
+        """Attempt something until it succeeds, or raise BusyError when the timeout is over."""
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        for delay in poll_delays():
+            if attempt():
+                return
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise BusyError(errno.EAGAIN, f"{what}{_named(holders(self.identity))}; waited "
+                                    f"{self.timeout:g} s", self.path)
+                delay = min(delay, left)
+            time.sleep(delay)
+
+    def hold(self, on: bool) -> None:
+        """Take note that this thread keeps the lock for long, or (`on` is False) that it does so no more."""
+        if on:
+            _held[self.identity] = threading.get_ident()
+        else:
+            _held.pop(self.identity, None)
 
     def _unlock_byte(self) -> None:
         os.lseek(self.lock_fd, LOCK_BYTE, os.SEEK_SET)
         with suppress(OSError):     # it was not locked
             msvcrt.locking(self.lock_fd, msvcrt.LK_UNLCK, 1)
+
+    # -- who may change bytes through a map ---------------------------------------------------------------------
+
+    def _lock_share(self, fd: int, kind: int) -> bool:
+        """Lock or unlock the far byte for the description of `fd`; False: somebody else's lock is in the way."""
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(kind, os.SEEK_SET, SHARE_BYTE, 1, 0))
+            return True
+        except OSError as exc:
+            if exc.errno in NO_SHARES:
+                self._shares = False            # gVisor, WSL 1, a kernel without
+                return True
+            if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+
+    def _share(self) -> None:
+        """Say, for as long as this handle or an array of it lives, that bytes may change through its maps.
+
+        A map has a duplicate of the descriptor, so the lock goes with the last of them.
+        """
+        if self._shares:
+            self._wait_for(lambda: self._lock_share(self.fd, fcntl.F_RDLCK),
+                           "another process has the file for itself (it vacuums or seals it)", _lock_holders)
+
+    def claim(self) -> None:
+        """Keep everybody else from changing the file, through maps too, until `disclaim`. The caller has the lock.
+
+        All windows are let go.
+
+        Raises
+        ------
+        BusyError
+            Somebody could: another handle that may write, or an array of one, this one's included.
+        """
+        self.windows.clear()
+        self.epoch += 1
+        self._roots = [root for root in self._roots if root() is not None]
+        try:
+            if self._roots:
+                raise BusyError(errno.EBUSY, "arrays of this handle are alive, which may be written to; let go of "
+                                "them (del), or copy them", self.path)
+            if self._shares:
+                self._lock_share(self.fd, fcntl.F_UNLCK)
+                if not self._lock_share(self.lock_fd, fcntl.F_WRLCK):
+                    self._lock_share(self.fd, fcntl.F_RDLCK)
+                    raise BusyError(errno.EBUSY, "another handle may write to the file, or an array of one is alive"
+                                    + _named(_writers(self.identity)), self.path)
+        finally:
+            self.cells = header_cells(self.map_window(0).view)
+
+    @property
+    def sees_others(self) -> bool:
+        """Whether `claim` notices maps of other processes: not on every system and file system."""
+        return self._shares
+
+    def disclaim(self) -> None:
+        """Undo `claim`."""
+        if self._shares:
+            self._lock_share(self.lock_fd, fcntl.F_UNLCK)
+            self._lock_share(self.fd, fcntl.F_RDLCK)
 
     def drop_lock(self) -> None:
         """In a forked child: close the descriptor of the lock, which is the parent's.
@@ -572,6 +772,12 @@ class File:
         if self.writable and self.lock_fd in self._descriptors:
             self._descriptors.remove(self.lock_fd)
             os.close(self.lock_fd)
+            if self._shares:
+                # The share is the parent's as well, who may give it up.
+                with suppress(OSError):
+                    fd = os.open(self.path, os.O_RDWR | O_BINARY)
+                    self._descriptors.append(fd)
+                    self._lock_share(fd, fcntl.F_RDLCK)
 
     def trim(self, stop: int) -> None:
         """Cut off what `make_room` added behind the STOP (I3), unless another holds the lock at this moment.
@@ -582,23 +788,33 @@ class File:
             Its offset, found by walking: the header's is a hint only (I4). If a record stands there by now, its
             writer will cut the file.
         """
-        if fcntl is None:
-            return                  # Windows cannot cut a file that is mapped
+        if OPEN_PINS:
+            self._let_go()          # nothing is cut off that is mapped; an array that is alive keeps its map
         with suppress(OSError):     # room that stays is no loss
-            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.try_lock():
+                return
             try:
                 if stop + 1 < self.status().st_size and self.read(stop, 1) == bytes((fmt.STOP,)):
                     self.truncate(stop + 1)
             finally:
                 self.unlock()
 
-    def close(self) -> None:
-        """Close the descriptors and let go of the maps: each of them has one too. Arrays keep theirs."""
+    def _let_go(self) -> None:
+        """Let go of the maps; those that arrays are over live on with them."""
         self.windows = []
         self.cells = None
+
+    def close(self) -> None:
+        """Close the descriptors and let go of the maps: each of them has one too. Arrays keep theirs."""
+        self._let_go()
         if self.writable:
+            self.unlock = _nothing          # the descriptor is gone, and its number may be another's soon
             self._left.detach()
         self.close_files()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _trim_left(path: str, identity: tuple[int, int], ahead: list[bool]) -> None:
@@ -623,6 +839,17 @@ def _trim_left(path: str, identity: tuple[int, int], ahead: list[bool]) -> None:
             os.close(fd)
 
 
+def lock_now(fd: int) -> bool:
+    """Lock a whole file if nobody else has it locked; say whether. Closing the descriptor unlocks it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
 @contextmanager
 def raw_bytes(path: str, alone: bool = False) -> Iterator[memoryview]:
     """Give the bytes of a whole file as they are, damaged or not, mapped for reading.
@@ -645,11 +872,8 @@ def raw_bytes(path: str, alone: bool = False) -> Iterator[memoryview]:
     fd = os.open(path, os.O_RDONLY | O_BINARY | getattr(os, "O_NONBLOCK", 0))
     try:
         check_regular(os.fstat(fd), path)
-        if alone and fcntl is not None:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(errno.EAGAIN, "a writer has the file locked at this moment", path) from None
+        if alone and not lock_now(fd):
+            raise BusyError(errno.EAGAIN, "a writer has the file locked at this moment", path)
         if not os.fstat(fd).st_size:
             yield memoryview(b"")
             return
@@ -665,15 +889,61 @@ def raw_bytes(path: str, alone: bool = False) -> Iterator[memoryview]:
         os.close(fd)
 
 
+def sync_descriptor(fd: int, names: bool = False) -> None:
+    """Return when what was written to a file, or with `names` to a folder, is on the disk."""
+    if FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(fd, FULL_SYNC)
+            return
+        except OSError as exc:
+            if exc.errno not in NO_SYNC:            # SMB and others have only the weaker one
+                raise
+    if names or not hasattr(os, "fdatasync"):
+        os.fsync(fd)
+    else:
+        os.fdatasync(fd)
+
+
 def sync_folder(folder: str) -> None:
     """Return when the names in `folder` are on the disk, where the system can do that."""
     if os.name != "posix":
         return
-    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        fd = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return                              # names may be made in it, but not listed
+    try:
+        sync_descriptor(fd, names=True)
+    except OSError as exc:
+        if exc.errno not in NO_SYNC:                # on some network file systems it is the server's business
+            raise
     finally:
         os.close(fd)
+
+
+def keep_attributes(source: int, target: int) -> None:
+    """Give the file of descriptor `target` the owner, the mode and the extended attributes of that of `source`.
+
+    What this process may not give away stays its own; the mode never lets in more than before.
+    """
+    status = os.fstat(source)
+    if hasattr(os, "fchown"):
+        try:
+            os.fchown(target, status.st_uid, status.st_gid)
+        except OSError:                     # EPERM; in a container EINVAL: an owner that is none there
+            with suppress(OSError):
+                os.fchown(target, -1, status.st_gid)
+    if hasattr(os, "fchmod"):
+        mode = stat.S_IMODE(status.st_mode)
+        if os.fstat(target).st_gid != status.st_gid:
+            mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3      # another group gets what everybody has
+        if stat.S_IMODE(os.fstat(target).st_mode) != mode:  # FAT refuses even what changes nothing
+            os.fchmod(target, mode)
+    if hasattr(os, "listxattr"):
+        with suppress(OSError):             # the file system has none
+            for name in os.listxattr(source):
+                with suppress(OSError):     # one that only the system may set
+                    os.setxattr(target, name, os.getxattr(source, name))
 
 
 def forget_frames(error: Optional[BaseException]) -> None:
@@ -687,6 +957,46 @@ def after_fork_in_child(function: Any) -> None:
     """Have `function` called in every forked child, where processes fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+def _named(pids: list[int]) -> str:
+    """Return the processes' numbers in brackets, or nothing if none is known."""
+    return f" (process {', '.join(map(str, sorted(set(pids))))})" if pids else ""
+
+
+def _lock_holders(identity: tuple[int, int]) -> list[int]:
+    """Return the processes that the system names as holders of a whole-file lock; none where it does not tell."""
+    pids = []
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as f:
+        for line in f:
+            if "->" in line:            # one that waits
+                continue
+            _, kind, _, _, pid, inode, *_ = line.split()
+            major, minor, number = inode.split(":")
+            if kind == "FLOCK" and int(pid) > 0 and int(number) == identity[1] \
+                    and os.makedev(int(major, 16), int(minor, 16)) == identity[0]:
+                pids.append(int(pid))
+    return pids
+
+
+def _writers(identity: tuple[int, int]) -> list[int]:
+    """Return the processes that have the file open for writing, as far as the system shows their descriptors."""
+    pids = []
+    with suppress(OSError):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    status = os.stat(f"/proc/{pid}/fd/{fd}")
+                    if (status.st_dev, status.st_ino) == identity \
+                            and os.stat(f"/proc/{pid}/fd/{fd}", follow_symlinks=False).st_mode & stat.S_IWUSR:
+                        pids.append(int(pid))
+                        break
+    own = os.getpid()
+    others = [pid for pid in pids if pid != own]
+    return others or pids
+
+
+after_fork_in_child(_held.clear)
 
 
 def poll_delays() -> Iterator[float]:

@@ -1,6 +1,7 @@
 """Values <-> the opcodes of a record's body: arrays by their recipes, everything else by pickling."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -46,7 +47,7 @@ class Encoded:
         return parts
 
 
-def encode(value: Any, base: int) -> Encoded:
+def encode(value: Any, base: int, check: Optional[Callable[[bytes], None]] = None) -> Encoded:
     """Turn any picklable value into opcodes.
 
     Parameters
@@ -54,6 +55,8 @@ def encode(value: Any, base: int) -> Encoded:
     value : object
     base : int
         The first free memo index.
+    check : function of the pickle, optional
+        Raises if the value is not to be stored. Arrays that have a record of their own are not asked for.
 
     Raises
     ------
@@ -69,7 +72,7 @@ def encode(value: Any, base: int) -> Encoded:
         masked = encode_masked(value)
         if masked is not None:
             return Encoded(masked, fmt.ARRAYS | fmt.MASKS)
-    parts, memo = encode_pickled(value, base)
+    parts, memo = encode_pickled(value, base, check)
     return Encoded(parts, 0, memo, base)
 
 

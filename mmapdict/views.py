@@ -64,6 +64,13 @@ def make_root(m: mmap.mmap, start: int, filename: str, mode: str,
     return root
 
 
+def read_only(root: Root) -> Root:
+    """Return a view of the root that cannot be written to, and so cannot arrays over it."""
+    view = root.view()
+    view.flags.writeable = False
+    return view
+
+
 def root_of(array: Any) -> Optional[Root]:
     """Return the root that `array` is a view of, or None if its memory is not a map of ours."""
     while array is not None:

@@ -34,7 +34,8 @@ FILE_ID = bytes.fromhex("00112233445566778899aabbccddeeff")
 def fixed_ids():
     """New files get `FILE_ID`, and zeros for the boot id."""
     with unittest.mock.patch.object(birth.secrets, "token_bytes", lambda n: FILE_ID[:n]), \
-            unittest.mock.patch.object(birth, "boot_id", lambda: bytes(16)):
+            unittest.mock.patch.object(birth, "boot_id", lambda: bytes(16)), \
+            unittest.mock.patch.object(store, "boot_id", lambda: bytes(16)):
         yield
 
 

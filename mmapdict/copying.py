@@ -1,0 +1,329 @@
+"""Entries of one file -> entries of another: what stands in a record, laid out anew for another place.
+
+`stored_parts` cuts an entry into the opcodes and payloads that `format.encode_record` takes: the fillers of the old
+place go, memo indices are numbered anew, and the bytes of arrays and of long texts are slices of the old file's map,
+not copies. `Builder` writes a whole file of them.
+"""
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from . import format as fmt
+from .arrays import (ArrayInfo, MaskedInfo, decode_info, encode_array, hole_parts, masked_parts, payload_pieces,
+                     raw_bytes)
+from .errors import CorruptError
+from .format import Payload, Record
+from .literals import key_parts
+from .machine import ARGUMENT
+from .pickling import shift_memo
+from .store import File
+from .values import encode
+
+Parts = list[Union[bytes, Payload]]
+
+COPY_FROM = 1 << 20             # payloads of this size are copied inside the kernel
+GATHER = 1 << 20                # smaller things are written in pieces of about this size
+DIRECT_FROM = 1 << 16           # payloads of this size are not gathered
+_MARK = bytes((fmt.MARK,))
+
+
+class Stored(NamedTuple):
+    """What an entry consists of, ready to be laid out in another file.
+
+    Attributes
+    ----------
+    parts : list of (bytes, Payload, ..., bytes)
+        Of key and value. The payloads' data are slices of the map that they were read from.
+    groups : int
+        Which groups of hidden globals it needs: ARRAYS, ARRAYS | MASKS or 0.
+    memo : int
+        How many memo indices it uses.
+    """
+
+    parts: Parts
+    groups: int
+    memo: int
+
+
+class MappedPayload(Payload):
+    """A payload whose bytes are those of a file from `offset` on."""
+
+    __slots__ = ("offset",)
+
+    def __init__(self, head: bytes, data: memoryview, alignment: int, residue: int, offset: int) -> None:
+        super().__init__(head, data, len(data), alignment, residue)
+        self.offset = offset
+
+
+def stored_parts(view: memoryview, base: int, record: Record, key: Any, at: int, memo: int) -> Stored:
+    """Cut an entry into opcodes and payloads.
+
+    Parameters
+    ----------
+    view : memoryview
+        Bytes of the file from offset `base` on.
+    record : Record
+        Of the entry.
+    key : object
+    at : int
+        Where its value starts, in bytes from the start of the file.
+    memo : int
+        The first memo index that it may use.
+
+    Raises
+    ------
+    CorruptError
+        If the value is no array, though it starts as one, or if its opcodes run past its end.
+    """
+    # No pickled value starts with BINGET, all arrays do.
+    info = decode_info(view, base, at, record.body_end, record.covered) if view[at - base] == fmt.BINGET else None
+    if info is None:
+        ops = view[at - base:record.body_end - base]
+        parts, used = _pickled_parts(ops, at, memo)
+        return Stored(fmt.join_parts(key_parts(key), parts), 0, used)
+    found = _array_parts(view, base, info) if isinstance(info, ArrayInfo) else _masked_parts(view, base, info)
+    if found is None:
+        # Written by another program, in a way that this one would not: as any other value then.
+        encoded = encode(_copied(view, base, info), memo)
+        return Stored(fmt.join_parts(key_parts(key), encoded.parts), encoded.groups, encoded.memo)
+    groups = fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS
+    return Stored(fmt.join_parts(key_parts(key), found), groups, 0)
+
+
+# -- arrays -----------------------------------------------------------------------------------------------------
+
+def _array_parts(view: memoryview, base: int, info: ArrayInfo) -> Optional[Parts]:
+    parts = hole_parts(info.shape, info.dtype, info.order)
+    if parts is None:
+        return None
+    payload: Any = parts[1]
+    start = info.offset - base
+    parts[1] = _mapped(payload.head, view[start:start + info.nbytes], payload.alignment, 0, info.offset,
+                       payload.nbytes - info.nbytes)
+    return parts
+
+
+def _mapped(head: bytes, data: memoryview, alignment: int, residue: int, offset: int, padding: int = 0) -> Payload:
+    """Return a payload of a mapped file's bytes; small ones are copied."""
+    if len(data) < DIRECT_FROM:
+        return Payload(head, bytes(data) + bytes(padding), len(data) + padding, alignment, residue)
+    payload = MappedPayload(head, data, alignment, residue, offset)
+    payload.nbytes += padding
+    return payload
+
+
+def _masked_parts(view: memoryview, base: int, info: MaskedInfo) -> Optional[Parts]:
+    data = _array_parts(view, base, info.data)
+    mask = None if info.mask is None else _array_parts(view, base, info.mask)
+    if data is None or mask is None and info.mask is not None:
+        return None
+    fill: Parts = [b"N"]
+    if info.fill_value is not None:
+        # Over zeros, so that nothing unknown is in the gaps of a structure.
+        value: Any = np.ndarray((), info.data.dtype, bytearray(max(1, info.data.dtype.itemsize)))
+        value[...] = info.fill_value
+        encoded = encode_array(value)
+        if encoded is None:
+            return None
+        fill = encoded.parts
+        payload: Any = fill[1]
+        if payload.nbytes <= fmt.BIG_PAYLOAD:
+            fill = [b"".join(p if isinstance(p, bytes) else p.head + raw_bytes(p) for p in fill)]
+    return masked_parts(data, mask, fill, info.hard_mask)
+
+
+def _copied(view: memoryview, base: int, info: Union[ArrayInfo, MaskedInfo]) -> Any:
+    """Return an array in memory."""
+    if isinstance(info, ArrayInfo):
+        raw = view[info.offset - base:info.offset - base + info.nbytes]
+        return np.ndarray(info.shape, info.dtype, bytearray(raw) or bytearray(1), 0, None, info.order)
+    array = _copied(view, base, info.data).view(np.ma.MaskedArray)
+    if info.mask is not None:
+        array._mask = _copied(view, base, info.mask)
+    array._hardmask = info.hard_mask
+    array._fill_value = info.fill_value
+    return array
+
+
+# -- pickled values ---------------------------------------------------------------------------------------------
+
+# Runs of opcodes that need no look: no memo, no bytes, no long text. Bounded: the matcher remembers each of them.
+_PLAIN_RUN = re.compile(
+    rb"(?s:G.{8}|K.|M..|J.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91\x93]|\x8c(?:"
+    + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b")){1,1000}")
+_BIG = frozenset((fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4))
+_MEMO_OPS = (bytes((fmt.LONG_BINPUT,)), bytes((fmt.LONG_BINGET,)))
+
+
+def _pickled_parts(ops: memoryview, at: int, memo: int) -> tuple[Parts, int]:
+    """Cut the opcodes of a pickled value, which start at the offset `at`; also return how many indices it uses."""
+    if len(ops) <= fmt.BIG_PAYLOAD:
+        data = bytes(ops)
+        if _MEMO_OPS[0] not in data and _MEMO_OPS[1] not in data:
+            return [data], 0
+    pieces: Parts = []
+    low, high = fmt.MEMO_END, -1
+    kept = pos = 0                      # from `kept` on the opcodes stay as they are
+    n = len(ops)
+    filler = -1                         # where one starts, if one ends here
+    while pos < n:
+        run = _PLAIN_RUN.match(ops, pos)
+        if run:
+            pos, filler = run.end(), -1
+            if pos >= n:
+                break
+        op = ops[pos]
+        width = ARGUMENT[op]
+        if width == -9:
+            raise CorruptError(f"an opcode that no value has: 0x{op:02x}", None, at + pos)
+        end = pos + 1 + abs(width)
+        argument = int.from_bytes(ops[pos + 1:end], "little")
+        start, end = end, end + argument if width < 0 else end
+        if end > n:
+            raise CorruptError("a value's opcodes are damaged: one runs past the value's end", None, at + pos)
+        if op == fmt.LONG_BINPUT:
+            low, high = min(low, argument), max(high, argument)
+        if op in _BIG and end - start > fmt.BIG_PAYLOAD:
+            pieces += (bytes(ops[kept:pos if filler < 0 else filler]), _text_payload(ops, at, pos, start, end))
+            kept = end
+        elif (op == fmt.SHORT_BINBYTES or op == fmt.BINBYTES) and end < n and ops[end] == fmt.POP \
+                and not any(ops[start:end]):
+            filler = pos if filler < 0 else filler
+            pos = end + 1
+            continue
+        pos, filler = end, -1
+    if kept:
+        pieces.append(bytes(ops[kept:n if filler < 0 else filler]))
+    else:
+        pieces = [bytes(ops)]
+    if high < 0:
+        return pieces, 0
+    try:
+        return [p if isinstance(p, Payload) else shift_memo(p, memo - low) for p in pieces], high - low + 1
+    except OverflowError as exc:
+        raise CorruptError("a value fetches from the memo what is not its own", None, at) from exc
+
+
+def _text_payload(ops: memoryview, at: int, pos: int, start: int, end: int) -> Payload:
+    """Return the payload of the opcode at `pos` whose argument stands from `start` to `end`.
+
+    What stands at a place where an array's bytes would be keeps such a place.
+    """
+    n = end - start
+    alignment = fmt.array_payload(None, n, 1).alignment
+    if (at + start) % alignment or n % fmt.RECORD_ALIGNMENT:
+        alignment = fmt.RECORD_ALIGNMENT
+    return _mapped(bytes(ops[pos:start]), ops[start:end], alignment, -n % fmt.RECORD_ALIGNMENT, at + start)
+
+
+# -- a whole file -----------------------------------------------------------------------------------------------
+
+class Builder:
+    """Writes entries into a new, empty file, one behind the other.
+
+    Parameters
+    ----------
+    file : File
+        Locked by the caller. Until `finish`, it is an empty mapping to every reader.
+    source : File, optional
+        Where the payloads come from: big ones are copied by the kernel then. Else they are written from the map.
+    sparse : bool
+        Whether zeros that have no place on the disk get none in the new file.
+
+    Attributes
+    ----------
+    memo : int
+        The first memo index that the next entry may use.
+    end : int
+        The offset of the next record.
+    """
+
+    def __init__(self, file: File, source: Optional[File] = None, sparse: bool = False) -> None:
+        self.file = file
+        self.source = source
+        self.sparse = sparse
+        self.memo = fmt.MEMO_START
+        self.end = fmt.HEADER_SIZE
+        self._live = 0
+        self._groups = 0
+        self._run = bytearray()             # what is to be written behind `_written`
+        self._written = self.end
+        self._synced = False
+
+    def add(self, entry: Stored) -> None:
+        """Add an entry, and before it the globals that it needs and the file has not yet (I10)."""
+        missing = entry.groups & ~self._groups
+        if missing:
+            for group, ops in fmt.GROUPS.items():
+                if missing & group:
+                    self._add([ops], False)
+            self._groups |= missing
+        self.memo += entry.memo             # I8
+        self._live += 1
+        self._add(entry.parts, True)
+
+    def _add(self, parts: Parts, entry: bool) -> None:
+        pieces, self.end, plain = fmt.encode_record(self.end, self.file.tag, parts, entry)
+        run = self._run
+        run += _MARK
+        if plain:
+            run += b"".join(pieces)
+        else:
+            for piece in pieces:
+                if isinstance(piece, MappedPayload):
+                    self._add_payload(piece)
+                elif isinstance(piece, Payload):
+                    for data in payload_pieces(piece):
+                        run += data
+                else:
+                    run += piece
+        if len(run) >= GATHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._run:
+            return
+        skip = self._written == fmt.HEADER_SIZE         # I3: the STOP, which the first MARK takes the place of at last
+        self.file.write(self._written + skip, bytes(memoryview(self._run)[skip:]))
+        self._written += len(self._run)
+        self._run.clear()
+
+    def _add_payload(self, payload: MappedPayload) -> None:
+        self._flush()
+        start, n = self._written, len(payload.data)
+        if self.source is None or n < COPY_FROM:
+            if not self.sparse:
+                self.file.allocate(start, start + n)
+            self.file.write(start, [payload.data])
+        else:
+            self._copy(start, self.source, payload.offset, n)
+        self._written += n
+        self._run += bytes(payload.nbytes - n)
+
+    def _copy(self, start: int, source: File, offset: int, n: int) -> None:
+        if not self._synced:
+            source.sync()                   # what is a hole is told by what is on the disk
+            self._synced = True
+        delta = start - offset
+        for at, end in source.data_ranges(offset, offset + n):
+            self.file.copy(at + delta, source, at, end - at)
+        if not self.sparse:
+            # Behind the copying: where blocks are shared, it would find blocks that are not needed.
+            self.file.allocate(start, start + n)
+
+    def finish(self, commit: int) -> None:
+        """Store the header and, at last, what makes the entries count."""
+        file = self.file
+        self._run.append(fmt.STOP)
+        if self._written > fmt.HEADER_SIZE or len(self._run) > 1:
+            self._flush()
+        file.store_cell(fmt.LIVE_OFFSET, self._live)
+        file.store_cell(fmt.MEMO_OFFSET, self.memo)
+        file.store_cell(fmt.STOP_OFFSET, self.end)
+        file.store_cell(fmt.SYNCED_OFFSET, self.end)    # I14: it gets its name when all of it is on the disk
+        file.store_cell(fmt.COMMIT_OFFSET, commit)
+        if self.end > fmt.HEADER_SIZE:
+            file.store_byte(fmt.HEADER_SIZE, fmt.MARK)  # I2

@@ -1,0 +1,601 @@
+"""Unpickling values of files that nobody vouches for: no code runs but that of constructors with a rule.
+
+The C unpickler does the work, but none of the deeds. Before it runs a value's opcodes, each opcode that calls,
+builds or hashes something (REDUCE, NEWOBJ, BUILD, SETITEMS, ...) is replaced by opcodes that pack its operands into
+a tuple and hand them to `persistent_load`, which looks the rule up (`rules`, `libraries`) and refuses what has none.
+So there is no guard that a file could get hold of, call with other arguments or rewrite: globals are inert there.
+Plain values need no rule: without a global there is nothing to call. They go straight to the unpickler.
+"""
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import numpy as np
+
+from . import format as fmt
+from . import libraries, rules
+from .errors import CorruptError, UntrustedError
+from .format import Buffer
+from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, SPARSE_MEMO, decode_pickled, globals_named, indices_put,
+                       public_name, shift_memo, the_value)
+from .rules import Name, Refusal, Rule, Token
+
+# What a value may take beyond the size of its opcodes, before a rule refuses: arrays and copies are bounded by a
+# small multiple of them, unpacked bytes by what zlib and lzma can do at most.
+FREE_BYTES = 1 << 26
+COPIES = 64
+RATIO = 1 << 13
+FREE_STEPS, STEPS = 1 << 20, 64
+HASH_DEPTH = 1000                   # a tuple's hash is computed by recursion in C
+DTYPE_DEPTH, DTYPE_PARTS = 100, 10_000
+
+# Opcodes that stay as they are: they push numbers, texts and containers, and name globals.
+_SHORT_TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b")"
+_NUMBER = rb"G.{8}|K.|M..|J.{4}|j.{4}|" + _SHORT_TEXT
+_inert_run = re.compile(b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93])+").match
+# The operands of one of these become (operand, ..., action), or ((operand, operand, operand), action).
+_ACTIONS = {
+    pickle.REDUCE[0]: b"K\x00\x87Q", pickle.NEWOBJ[0]: b"K\x01\x87Q", pickle.BUILD[0]: b"K\x02\x87Q",
+    pickle.APPEND[0]: b"K\x03\x87Q", pickle.APPENDS[0]: b"lK\x04\x87Q", pickle.SETITEMS[0]: b"lK\x05\x87Q",
+    pickle.ADDITEMS[0]: b"lK\x06\x87Q", pickle.FROZENSET[0]: b"lK\x07\x86Q", pickle.DICT[0]: b"lK\x08\x86Q",
+    pickle.NEWOBJ_EX[0]: b"\x87K\x09\x86Q", pickle.SETITEM[0]: b"\x87K\x0a\x86Q"}
+_COUNTED = frozenset((fmt.SHORT_BINUNICODE, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.SHORT_BINBYTES, fmt.BINBYTES,
+                      fmt.BINBYTES8, fmt.LONG1, fmt.LONG4, fmt.LONG_BINPUT))
+
+# Plain values: no globals. A tuple that is memoised can be put into another twice, that one too, and so on:
+# hashing it would take for ever.
+_PLAIN = b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}aesu\x8f\x90\x91]"
+_plain_run = re.compile(_PLAIN + rb"|[t\x85\x86\x87](?!r))+").match
+_plain_run_but_tuples = re.compile(_PLAIN + b")+").match
+_TUPLES = frozenset(b"t\x85\x86\x87")
+TUPLES_MAX = 2000
+_suspect = re.compile(rb"[2qr\x82-\x84\x93\x94]").search
+_line = re.compile(rb"[cip][^\n]*\n").search
+_GLOBALS = re.compile(rb"[\x82-\x84\x93]").search
+
+
+class Trust:
+    """What a handle may unpickle.
+
+    Parameters
+    ----------
+    trusted : bool
+        Everything: plain pickle.
+    allow : iterable of classes and functions
+        Besides what is always allowed: these exactly, not their subclasses. An Enum is allowed with its members.
+
+    Raises
+    ------
+    TypeError
+        If something in `allow` is no class or function that can be imported by its name.
+    """
+
+    __slots__ = ("trusted", "_allowed")
+
+    def __init__(self, trusted: bool = False, allow: Iterable[Any] = ()) -> None:
+        self.trusted = bool(trusted)
+        self._allowed: dict[Name, Any] = {}
+        for entry in allow:
+            name = (getattr(entry, "__module__", None), getattr(entry, "__qualname__", None))
+            try:
+                found = rules.resolve(name) if callable(entry) and all(type(n) is str for n in name) else None
+            except (ImportError, AttributeError, ValueError):
+                found = None
+            if found is not entry or entry is None:
+                raise TypeError(f"allow takes classes and functions that can be imported by their names, not {entry!r}")
+            self._allowed[name] = entry
+            self._allowed[public_name(*name)] = entry
+
+    def decode(self, ops: Buffer) -> Any:
+        """Unpickle a value's opcodes.
+
+        Parameters
+        ----------
+        ops : buffer
+            Without PROTO and STOP.
+
+        Raises
+        ------
+        UntrustedError
+            If they name something that is not allowed, or do with it what it is not there for. Nothing of it was run.
+        CorruptError
+            If they are no pickle, or hold what the class that it is meant for refuses.
+        Exception
+            Whatever the classes and functions of `allow` raise; ImportError or AttributeError if an allowed name is
+            not there.
+
+        Notes
+        -----
+        Plain values cost what they cost plain pickle and a scan, others about a microsecond more for each object.
+        """
+        if self.trusted:
+            return decode_pickled(ops)
+        data = bytes(ops)
+        if not _is_plain(data):
+            return _Machine(self, data).run()
+        try:
+            found = pickle.loads(b"".join((BEFORE_VALUE, data, b"\x86.")))
+        except MemoryError:
+            indices_put(data)               # finds a damaged size
+            raise
+        except Exception as exc:
+            raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
+        return the_value(found)
+
+    def check(self, stream: bytes) -> None:
+        """Raise UntrustedError if `decode` would refuse a global of a pickle made by the C pickler.
+
+        Parameters
+        ----------
+        stream : bytes
+            Its raw output at protocol 4.
+        """
+        if not self.trusted and _GLOBALS(stream):
+            for name in globals_named(stream):
+                if self._rule(name) is None:
+                    raise _untrusted(name, "could not be stored so that this handle reads it back: it names {0}")
+
+    def _rule(self, name: Name) -> Optional[Rule]:
+        rule = rules.STANDARD.get(name) or rules.NUMPY.get(name) or libraries.NAMES.get(name)
+        if rule is None and name in rules.HIDDEN:
+            return rules.HIDDEN[name].rule
+        if rule is None and name in self._allowed:
+            return _FREE_CLASS if isinstance(self._allowed[name], type) else _FREE
+        return rules.find(name) if rule is None else rule
+
+    def find(self, name: Name) -> tuple[Any, Rule]:
+        """Return what a name stands for, and its rule.
+
+        Raises
+        ------
+        UntrustedError
+        ImportError, AttributeError
+            If it is not there.
+        """
+        known = _found.get(name)
+        if known is not None:
+            return known
+        rule = self._rule(name)
+        if rule is None:
+            raise _untrusted(name, "would import {0}")
+        if rule.free:
+            return self._allowed[name], rule
+        token = rules.HIDDEN.get(name)
+        known = (token or rules.resolve(name), rule)
+        _found[name] = known
+        return known
+
+
+_found: dict[Name, tuple[Any, Rule]] = {}
+
+
+def _untrusted(name: Name, what: str) -> UntrustedError:
+    """Return the error for a global: what would happen, and the remedy."""
+    full = ".".join(name)
+    try:
+        is_class = isinstance(_loaded(name), type)
+    except AttributeError:
+        is_class = False
+    if is_class:
+        remedy = f"Pass allow=[{name[1]}] if you trust that class"
+    else:
+        remedy = f"Pass allow=[{name[1]}] if it is a function that may be called"
+    return UntrustedError(f"the value {what.format(full)}, which is not allowed. {remedy}, or trusted=True if you "
+                          "trust whoever wrote the file.", full)
+
+
+def _loaded(name: Name) -> Any:
+    """Return what a name stands for if its module is imported already, without running anything."""
+    import sys
+    found: Any = sys.modules.get(name[0])
+    for part in name[1].split("."):
+        found = vars(found)[part] if hasattr(found, "__dict__") and part in vars(found) else None
+    return found
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether opcodes can be left to the C unpickler: no globals, nothing that takes for ever or overflows the stack.
+
+    Raises
+    ------
+    CorruptError
+        If their memo indices do not follow each other: an unpickler's memo is as long as the highest one.
+    """
+    n = len(data)
+    if n <= TUPLES_MAX and b"r" not in data and not _suspect(data) and not (b"\n" in data and _line(data)):
+        return True
+    run_of = _plain_run
+    if n > TUPLES_MAX and sum(map(data.count, (b"t", b"\x85", b"\x86", b"\x87"))) > TUPLES_MAX:
+        run_of = _plain_run_but_tuples
+    at, tuples, first, puts = 0, 0, -1, 0
+    while at < n:
+        run = run_of(data, at)
+        if run:
+            at = run.end()
+            if at >= n:
+                break
+        op = data[at]
+        if op in _TUPLES:
+            tuples += 1
+            at += 1
+            if tuples > TUPLES_MAX or data[at:at + 1] == b"r":
+                return False
+            continue
+        if op not in _COUNTED:
+            return False
+        width = ARGUMENT_WIDTHS[op]
+        end = at + 1 + abs(width)
+        argument = int.from_bytes(data[at + 1:end], "little")
+        if op == fmt.LONG_BINPUT:
+            if first < 0:
+                first = argument
+                if first > SPARSE_MEMO:
+                    return False            # to be numbered anew
+            if argument != first + puts:
+                raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
+            puts += 1
+        at = end + argument if width < 0 else end
+        if at > n:
+            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
+    return True
+
+
+def _disarm(data: bytes) -> list[Any]:
+    """Return the pieces of opcodes that do as `data`, but leave every deed to `persistent_load`.
+
+    Raises
+    ------
+    CorruptError
+        If there are opcodes that no value has, or memo indices that do not follow each other.
+    """
+    pieces: list[Any] = [BEFORE_VALUE]
+    view = memoryview(data)
+    at, kept, n = 0, 0, len(data)
+    first, puts = -1, 0
+    while at < n:
+        run = _inert_run(data, at)
+        if run:
+            at = run.end()
+            if at >= n:
+                break
+        op = data[at]
+        action = _ACTIONS.get(op)
+        if action is not None:
+            pieces += (view[kept:at], action)
+            at = kept = at + 1
+            continue
+        if op not in _COUNTED:
+            raise CorruptError(f"a value's opcodes are damaged: none has the opcode 0x{op:02x}")
+        width = ARGUMENT_WIDTHS[op]
+        end = at + 1 + abs(width)
+        argument = int.from_bytes(data[at + 1:end], "little")
+        if op == fmt.LONG_BINPUT:
+            if first < 0:
+                first = argument
+                if first > SPARSE_MEMO:
+                    return _disarm(_from_zero(data, first))
+            if argument != first + puts:
+                raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
+            puts += 1
+        at = end + argument if width < 0 else end
+        if at > n:
+            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
+    pieces += (view[kept:], b"\x86.")
+    return pieces
+
+
+def _from_zero(data: bytes, first: int) -> bytes:
+    try:
+        return shift_memo(data, -first)
+    except (OverflowError, pickle.PickleError) as exc:
+        raise CorruptError(f"a value's opcodes are damaged: {exc}") from exc
+
+
+class _Machine(pickle.Unpickler):
+    """Runs one value's opcodes, its deeds by the rules."""
+
+    def __init__(self, trust: Trust, data: bytes) -> None:
+        super().__init__(io.BytesIO(b"".join(_disarm(data))))
+        self.trust = trust
+        self._rules: dict[int, tuple[Any, Rule]] = {}       # id of a global -> itself and its rule
+        self._fresh: dict[int, Any] = {}                    # id of an object without a state yet -> itself
+        self._dtypes: dict[int, tuple[Any, int, int]] = {}  # id of a dtype -> itself, depth, parts
+        self._own: Optional[BaseException] = None           # raised by what the caller allows
+        size = len(data)
+        self._bytes = FREE_BYTES + COPIES * size
+        self._unpacked = FREE_BYTES + RATIO * size
+        self._steps = FREE_STEPS + STEPS * size
+
+    def run(self) -> Any:
+        """Return the value."""
+        try:
+            found = the_value(self.load())
+            for made in self._fresh.values():
+                rule = self.rule(type(made))
+                if rule is not None and rule.must:
+                    raise CorruptError(f"a value holds an object of {type(made).__qualname__} without its state")
+            return found
+        except (UntrustedError, CorruptError, MemoryError):
+            raise
+        except Exception as exc:
+            if exc is self._own:
+                raise
+            raise CorruptError(f"a value's opcodes are damaged: {type(exc).__name__}: {exc}") from exc
+
+    # -- what the unpickler asks for ----------------------------------------------------------------------------------
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            found, rule = self.trust.find((module, name))
+        except (ImportError, AttributeError) as exc:
+            self._own = exc
+            raise
+        self._rules[id(found)] = found, rule
+        return found
+
+    def persistent_load(self, deed: tuple[Any, ...]) -> Any:
+        return _DEEDS[deed[-1]](self, *deed[:-1])
+
+    def _reduce(self, target: Any, args: Any) -> Any:
+        known = self._rules.get(id(target))
+        rule = known[1] if known is not None else target.rule if type(target) in rules.TOKENS else None
+        if rule is None or rule.call is None or type(args) is not tuple:
+            raise self._refused(target, "would call")
+        try:
+            return rule.call(self, target, args)
+        except Refusal as exc:
+            raise self._refused(target, "would call", exc) from None
+        except Exception as exc:
+            if rule.free:
+                self._own = exc
+            raise
+
+    def _new(self, target: Any, args: Any, kwargs: Any = None) -> Any:
+        known = self._rules.get(id(target))
+        if known is None or known[1].new is None or type(args) is not tuple or type(kwargs) not in (dict, type(None)):
+            raise self._refused(target, "would make an object of")
+        try:
+            return known[1].new(self, target, args, kwargs or {})
+        except Refusal as exc:
+            raise self._refused(target, "would make an object of", exc) from None
+        except Exception as exc:
+            if known[1].free:
+                self._own = exc
+            raise
+
+    def _new_ex(self, operands: tuple[Any, Any, Any]) -> Any:
+        return self._new(*operands)
+
+    def _build(self, made: Any, state: Any) -> Any:
+        # An object gets its state once: numpy frees the memory of an array that gets another, whoever looks at it.
+        if self._fresh.pop(id(made), None) is not made:
+            raise self._refused(made if id(made) in self._rules else type(made), "would set the state of", Refusal(
+                "which has one, or is no object that was made for it"))
+        rule = self.rule(type(made))
+        if rule is None or rule.build is None:
+            raise self._refused(type(made), "would set the state of")
+        try:
+            rule.build(self, made, state)
+        except Refusal as exc:
+            raise self._refused(type(made), "would set the state of", exc) from None
+        except Exception as exc:
+            if rule.free:
+                self._own = exc
+            raise
+        return made
+
+    def _append(self, target: Any, item: Any) -> Any:
+        return self._appends(target, [item])
+
+    def _appends(self, target: Any, items: list[Any]) -> Any:
+        if type(target) is list:
+            target.extend(items)
+        else:
+            self._grow(target, "append", lambda: _extend(target, items))
+        return target
+
+    def _setitem(self, operands: tuple[Any, Any, Any]) -> Any:
+        return self._setitems(operands[0], [operands[1], operands[2]])
+
+    def _setitems(self, target: Any, items: list[Any]) -> Any:
+        keys = items[::2]
+        if len(items) % 2:
+            raise CorruptError("a value's opcodes are damaged: a key without a value")
+        self._hash_all(keys)
+        if type(target) is dict:
+            target.update(zip(keys, items[1::2]))
+        else:
+            def fill() -> None:
+                for key, value in zip(keys, items[1::2]):
+                    target[key] = value
+            self._grow(target, "setitem", fill)
+        return target
+
+    def _additems(self, target: Any, items: list[Any]) -> Any:
+        self._hash_all(items)
+        if type(target) is set:
+            target.update(items)
+        else:
+            def fill() -> None:
+                for item in items:
+                    target.add(item)
+            self._grow(target, "add", fill)
+        return target
+
+    def _frozenset(self, items: list[Any]) -> Any:
+        self._hash_all(items)
+        return frozenset(items)
+
+    def _dict(self, items: list[Any]) -> Any:
+        return self._setitems({}, items)
+
+    def _grow(self, target: Any, how: str, fill: Any) -> None:
+        rule = self.rule(type(target))
+        if id(target) in self._rules or rule is None or how not in rule.grow:
+            raise self._refused(type(target), "would put items into an object of")
+        try:
+            fill()
+        except Exception as exc:
+            if rule.free:
+                self._own = exc
+            raise
+
+    def _refused(self, target: Any, what: str, why: Optional[Refusal] = None) -> UntrustedError:
+        if isinstance(target, Token):
+            return UntrustedError(f"the value {what} {target!r}, {why or 'which is not there for it'}. Pass trusted=True if "
+                                  "you trust whoever wrote the file.", repr(target))
+        if not isinstance(target, type) and not hasattr(target, "__qualname__"):
+            target = type(target)
+        name = (str(getattr(target, "__module__", "?")), str(getattr(target, "__qualname__", target)))
+        if why is None and self.rule(target) is None:
+            return _untrusted(name, what + " {0}")
+        full = ".".join(name)
+        return UntrustedError(f"the value {what} {full} {why or 'which is not there for it'}. Pass trusted=True if you "
+                              "trust whoever wrote the file.", full)
+
+    # -- what the rules ask for ---------------------------------------------------------------------------------------
+
+    def rule(self, target: Any) -> Optional[Rule]:
+        known = self._rules.get(id(target))
+        if known is not None:
+            return known[1]
+        if isinstance(target, type):
+            # Not named itself: made by a function that was.
+            module, name = target.__module__, target.__qualname__
+            while module:
+                if self.trust._rule((module, name)) is not None:
+                    try:
+                        found, rule = self.trust.find((module, name))
+                    except (ImportError, AttributeError):
+                        break
+                    if found is target:
+                        self._rules[id(found)] = found, rule
+                        return rule
+                module = module.rpartition(".")[0]
+        return None
+
+    def fresh(self, made: Any) -> Any:
+        self._fresh[id(made)] = made
+        return made
+
+    def ready(self, made: Any) -> bool:
+        if id(made) not in self._fresh:
+            return True
+        rule = self.rule(type(made))
+        return rule is not None and not rule.must
+
+    def spend(self, nbytes: int) -> None:
+        self._bytes -= nbytes
+        if self._bytes < 0:
+            raise Refusal("which would take more memory than a record of this size may")
+
+    def unpack(self, nbytes: int) -> int:
+        self._unpacked -= nbytes
+        return self._unpacked
+
+    def _hash_all(self, items: list[Any]) -> None:
+        if not _ATOMS.issuperset(map(type, items)):
+            try:
+                self.hashed(items)
+            except Refusal as exc:
+                raise CorruptError(f"a value holds keys that cannot be hashed: {exc}") from None
+
+    def hashed(self, items: Iterable[Any]) -> None:
+        pending: list[tuple[Any, int]] = [(items, 0)]
+        steps = 0
+        while pending:
+            part, depth = pending.pop()
+            for item in part:
+                steps += 1
+                if type(item) in _ATOMS:
+                    continue
+                if isinstance(item, tuple):
+                    pending.append((item, depth + 1))
+                elif type(item) is slice:
+                    pending.append(((item.start, item.stop, item.step), depth + 1))
+                elif isinstance(item, np.void) and item.dtype.hasobject:
+                    raise Refusal("it holds records of objects")
+            if steps > self._steps or depth > HASH_DEPTH:
+                raise Refusal("its tuples are nested too deeply, or one into another again and again")
+        self._steps -= steps
+
+    def weigh(self, dtype: np.dtype[Any]) -> None:
+        self._steps -= self._weight(dtype)[1]
+        if self._steps < 0:
+            raise Refusal("which would take too long")
+
+    def _weight(self, dtype: np.dtype[Any], above: int = 0) -> tuple[int, int]:
+        known = self._dtypes.get(id(dtype))
+        if known is not None:
+            return known[1:]
+        depth, parts = 0, 1
+        below = [] if dtype.base is dtype else [dtype.base]
+        if dtype.fields is not None:
+            below += [dtype.fields[name][0] for name in dtype.names or ()]
+        if above > DTYPE_DEPTH:
+            raise Refusal("of a structure that is nested too deeply")
+        for part in below:
+            found = self._weight(part, above + 1)
+            depth, parts = max(depth, found[0] + 1), parts + found[1]
+        if depth > DTYPE_DEPTH or parts > DTYPE_PARTS:
+            raise Refusal("of a structure of too many parts")
+        self._dtypes[id(dtype)] = dtype, depth, parts
+        return depth, parts
+
+
+_ATOMS = frozenset((*rules.PLAIN, frozenset, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSUMm")))
+_DEEDS = (_Machine._reduce, _Machine._new, _Machine._build, _Machine._append, _Machine._appends, _Machine._setitems,
+          _Machine._additems, _Machine._frozenset, _Machine._dict, _Machine._new_ex, _Machine._setitem)
+
+
+def _extend(target: Any, items: list[Any]) -> None:
+    extend = getattr(target, "extend", None)
+    if extend is not None:
+        extend(items)
+    else:
+        for item in items:
+            target.append(item)
+
+
+# -- what the caller allows ---------------------------------------------------------------------------------------------
+
+def _free_call(machine: Any, target: Any, args: tuple[Any, ...]) -> Any:
+    return _free_fresh(machine, target(*args))
+
+
+def _free_new(machine: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _free_fresh(machine, target.__new__(target, *args, **kwargs))
+
+
+def _free_fresh(machine: Any, made: Any) -> Any:
+    if isinstance(made, type):
+        return made
+    rule = machine.rule(type(made))
+    return machine.fresh(made) if rule is not None and rule.free else made
+
+
+def _free_build(machine: Any, made: Any, state: Any) -> None:
+    """Give an instance of an allowed class its state as pickle does, but for its special names.
+
+    ``__class__`` among its slots would make it an instance of another class, whose rule has checked nothing.
+    """
+    setstate = getattr(type(made), "__setstate__", None)
+    if setstate is not None:
+        setstate(made, state)
+        return
+    slots = None
+    if type(state) is tuple and len(state) == 2:
+        state, slots = state
+    if state:
+        rules.need(isinstance(state, dict), "a state that is no dict")
+        made.__dict__.update(state)
+    for name, value in rules.names_of(slots).items() if slots else ():
+        setattr(made, name, value)
+
+
+_FREE = Rule(_free_call, free=True)
+_FREE_CLASS = Rule(_free_call, _free_new, _free_build, frozenset(("append", "setitem", "add")), True)
