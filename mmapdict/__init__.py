@@ -30,12 +30,14 @@ from .errors import (BusyError, ClosedError, CorruptError, FormatError, MmapDict
                      UntrustedError)
 from .mapping import Batch, Change, Entry, MmapDict, open
 from .repair import Lost, RepairReport, repair
+from .verify import Fault, Report, verify
 from .views import memmap
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "FormatError", "Lost", "MmapDict",
-           "MmapDictError", "ReadOnlyError", "RepairReport", "UntrustedError", "memmap", "open", "repair"]
+__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Fault", "FormatError", "Lost",
+           "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "UntrustedError", "memmap", "open",
+           "repair", "verify"]
 
 
 def __dir__() -> list[str]:

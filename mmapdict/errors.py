@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import pickle
 
-__all__ = ["BusyError", "ClosedError", "CorruptError", "FormatError", "MmapDictError", "ReadOnlyError", "UntrustedError"]
+__all__ = ["BusyError", "ClosedError", "CorruptError", "FormatError", "MmapDictError", "ReadOnlyError",
+           "UntrustedError"]
 
 
 class MmapDictError(Exception):

@@ -31,6 +31,8 @@ from .literals import key_parts, plain_key
 from .seals import seal_parts
 from .trust import Trust
 from .vacuum import copy_live
+from .verify import Report
+from .verify import verify as verify_file
 from .views import Root, memmap, read_only, root_of
 
 CACHED_ARRAYS = 1 << 17
@@ -1008,6 +1010,11 @@ class MmapDict(MutableMapping[Any, Any]):
             self._arrays.clear()
             self._change(_seal)
 
+    def verify(self) -> Report:
+        """Check the whole file, opcode by opcode, and its checksums if it is sealed; see `mmapdict.verify`."""
+        self._cells[_COMMIT]                        # raises when closed
+        return verify_file(self._path)
+
     def unseal(self) -> None:
         """Take the seal off, so that arrays handed out from now on can be written to."""
         self._change(Index.unseal)
@@ -1074,7 +1081,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __reduce__(self) -> Any:
         """Pickle and copy by reference: the copy opens the path anew."""
-        options = {"durable": self._durable, "timeout": self._timeout, "trusted": self._trust.trusted,
+        options: dict[str, Any] = {"durable": self._durable, "timeout": self._timeout, "trusted": self._trust.trusted,
                    "allow": self._allow}
         return functools.partial(type(self), **options), (self._path, "r+" if self._writable else "r")
 

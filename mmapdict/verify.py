@@ -1,0 +1,651 @@
+"""Verify: every rule of the format that a file breaks, and where.
+
+Nothing is written or unpickled, and nothing locked but a damaged file. What cannot be seen is damage inside the bytes
+of arrays, of long texts and of long bytes objects, unless the file is sealed: these have no checksums, because they may
+change in place.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from . import format as fmt
+from . import seals
+from .arrays import ArrayInfo, decode_info
+from .errors import BusyError, CorruptError
+from .format import Record
+from .literals import check_key, decode_literal, skip_filler
+from .machine import trace
+from .store import full_path, raw_bytes
+
+__all__ = ["Fault", "Report", "verify"]
+
+# How often and how long, in seconds, a writer is waited for that changes the file meanwhile.
+ATTEMPTS = 12
+PATIENCE = 2.0
+SCAN_STEP = 8 << 20                 # bytes that are searched at once for records
+LISTED = 100                        # faults that the text of a report names
+VERSION_MAX = 15                    # a version above this is no version, but damage
+_GIVEN = range(fmt.MEMO_START)
+# Not in hidden records: they end the pickle, or count or take what is not theirs.
+_NOT_HIDDEN = bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE))
+# Not in pickled values: besides these the indices of others, what takes lines of text, extension codes, and what plain
+# pickle.load cannot load (persistent ids, buffers from elsewhere).
+_NOT_IN_VALUES = _NOT_HIDDEN + bytes((fmt.BINPUT, fmt.BINGET)) + b"ILFSVPgpciQ\x82\x83\x84\x96\x97\x98"
+
+
+class Fault(NamedTuple):
+    """A rule of the format that is broken.
+
+    Attributes
+    ----------
+    offset : int
+        Where, in bytes from the start of the file.
+    kind : str
+        "header", "cut", "record", "alignment", "padding", "key", "value", "globals", "memo", "hidden", "order" or
+        "seal".
+    message : str
+    key : object
+        Of the entry that it concerns, as far as it is known; else None.
+    """
+
+    offset: int
+    kind: str
+    message: str
+    key: Any = None
+
+    def __str__(self) -> str:
+        key = "" if self.key is None else f", key {_shown(self.key)}"
+        return f"offset {self.offset}{key}: {self.kind}: {self.message}"
+
+
+class Report:
+    """What `verify` found.
+
+    Attributes
+    ----------
+    path : str
+    faults : list of Fault
+    notes : list of str
+        What is no fault, but worth knowing: a writer was inside, for instance.
+    keys : int
+        The number of keys.
+    records : int
+        The number of records, dead and hidden ones included.
+    size : int
+        Of the file, in bytes.
+    sealed : bool
+        Whether the file is sealed. Then all of it was compared with its checksums.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.faults: list[Fault] = []
+        self.notes: list[str] = []
+        self.keys = self.records = self.size = 0
+        self.sealed = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether no fault was found."""
+        return not self.faults
+
+    def __bool__(self) -> bool:
+        raise TypeError("what shall it mean that a report is true? Use report.ok")
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.path!r}: {'ok' if self.ok else _counted(len(self.faults), 'fault')}>"
+
+    def __str__(self) -> str:
+        lines = [str(fault) for fault in self.faults[:LISTED]]
+        if len(self.faults) > LISTED:
+            lines.append(f"... and {_counted(len(self.faults) - LISTED, 'more fault')}")
+        lines += [f"note: {note}" for note in self.notes]
+        verdict = "OK" if self.ok else _counted(len(self.faults), "fault")
+        lines.append(f"{self.path}: {verdict}; {_counted(self.keys, 'key')}, {_counted(self.records, 'record')}, "
+                     f"{self.size:,} bytes, {'sealed' if self.sealed else 'not sealed'}")
+        return "\n".join(lines)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _shown(key: Any) -> str:
+    """Return a short text of a key; an int of many digits has no `repr`."""
+    try:
+        text = ascii(key)
+    except ValueError:
+        text = f"a very large {type(key).__name__}"
+    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"
+
+
+def verify(path: Any) -> Report:
+    """Check a file against every rule of the format; list all faults.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+
+    Returns
+    -------
+    Report
+        Print it, or look at its `ok` and `faults`.
+
+    Raises
+    ------
+    FormatError
+        It is no mmapdict file at all, or one of a newer version.
+    OSError
+        It cannot be read.
+
+    Notes
+    -----
+    It may be written to at the same time: no fault of a healthy writer's file is reported. O(records), and if the
+    file is sealed O(bytes).
+    """
+    name = full_path(path)
+    deadline = time.monotonic() + PATIENCE
+    for attempt in range(ATTEMPTS):
+        with raw_bytes(name) as view:
+            check = _Check(name, view, False)
+            report = check.run()
+            moved = check.moved()
+        if not moved and not check.broken:
+            return report
+        if check.odd or not moved:
+            # Either a writer died, or the file is damaged; what stands behind damage is searched for also where a
+            # writer may cut the file off. So keep writers out.
+            with suppress(BusyError), raw_bytes(name, alone=True) as view:
+                alone = _Check(name, view, True)
+                if alone.odd or check.broken:
+                    return alone.run()
+        if attempt == ATTEMPTS - 1 or time.monotonic() > deadline:
+            break
+        time.sleep(min(0.001 * 2 ** attempt, 0.1))
+    report.notes.append("a writer was inside all the time: the header and the order of records were not judged, and "
+                        "what stands behind the header's STOP was not searched")
+    return report
+
+
+class _Live(NamedTuple):
+    """An entry that counts so far."""
+
+    record: Record
+    key: Any
+
+
+class _Check:
+    """One pass over the bytes of a file.
+
+    Parameters
+    ----------
+    path : str
+    view : memoryview
+        The whole file.
+    alone : bool
+        Whether writers are kept out.
+    """
+
+    def __init__(self, path: str, view: memoryview, alone: bool) -> None:
+        self.view = view
+        self.size = len(view)
+        self.alone = alone
+        self.report = Report(path)
+        self.report.size = self.size
+        self.broken = False             # whether records cannot be found by walking
+        self.tag = 0
+        self.commit = self._cell(fmt.COMMIT_OFFSET)
+        self.odd = bool(self.commit & 1)
+        self.stop = self._cell(fmt.STOP_OFFSET)
+        self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
+        self.groups = 0
+        self.current: dict[Any, Record] = {}
+        self.superseded: list[tuple[_Live, int]] = []       # and what took its place
+        self.alive: list[tuple[int, int]] = []
+        self.keys: dict[int, Any] = {}                      # offset of a live entry -> key
+        self.memo: list[tuple[int, int, int, Any]] = []     # first, last, offset, key
+        self.dead = 0
+        self.seal: Optional[Record] = None
+        self.last: Optional[Record] = None
+
+    def fault(self, offset: int, kind: str, message: str, key: Any = None) -> None:
+        self.report.faults.append(Fault(offset, kind, message, key))
+
+    def _cell(self, offset: int) -> int:
+        return int.from_bytes(self.view[offset:offset + 8], "little")
+
+    def moved(self) -> bool:
+        """Whether a writer was inside at the beginning, or has been since: not all that was read is of one moment."""
+        return not self.alone and (self.odd or self._cell(fmt.COMMIT_OFFSET) != self.commit)
+
+    def run(self) -> Report:
+        report = self.report
+        if self._header():
+            end = self._walk()
+            report.keys = len(self.current)
+            self._memo_indices()
+            if self.odd and self.alone:
+                report.notes.append("a writer died inside: the next one puts the header and the order of records right")
+            elif not self.moved():
+                if not self.broken:
+                    self._cells(end)
+                self._order()
+            self._seals()
+            report.faults.sort(key=lambda fault: fault.offset)
+        return report
+
+    # -- the header ---------------------------------------------------------------------------------------------
+
+    def _header(self) -> bool:
+        """Check what never changes in a header; return whether records can follow."""
+        view, size = self.view, self.size
+        head = bytes(view[:fmt.HEADER_SIZE])
+        opcodes, magic = head[:fmt.BLOCK_OFFSET], head[fmt.MAGIC_OFFSET:fmt.VERSION_OFFSET]
+        tail = head[fmt.HEADER_SIZE - len(fmt.HEADER_TAIL):]
+        version = int.from_bytes(head[fmt.VERSION_OFFSET:fmt.FILE_ID_OFFSET], "little")
+        known = (opcodes == fmt.HEADER_HEAD) + (magic == fmt.MAGIC) + (tail == fmt.HEADER_TAIL)
+        self.tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
+        if known < 2 or known == 3 and fmt.VERSION < version <= VERSION_MAX:
+            found = None if known == 3 or size <= fmt.HEADER_SIZE else next(self._found(fmt.HEADER_SIZE, size), None)
+            if found is None and not 2 < size < fmt.HEADER_SIZE:
+                fmt.check_header(bytes(view[:fmt.HEADER_SIZE + 1]), size, self.report.path)
+        if size <= fmt.HEADER_SIZE:
+            fmt_start = (fmt.HEADER_HEAD + b"\0" + fmt.MAGIC)[:size]
+            if not size or head[:len(fmt_start)] != fmt_start:
+                fmt.check_header(head, size, self.report.path)
+            self.fault(size, "cut", f"the file is cut inside the header: {size} bytes, at least {fmt.HEADER_SIZE + 1} "
+                                    "expected")
+            return False
+        if opcodes != fmt.HEADER_HEAD:
+            self.fault(0, "header", f"expected the opcodes {fmt.HEADER_HEAD.hex(' ')}, found {opcodes.hex(' ')}")
+        if head[fmt.BLOCK_OFFSET]:
+            self.fault(fmt.BLOCK_OFFSET, "header", f"expected a zero, found {head[fmt.BLOCK_OFFSET]:02x}")
+        if magic != fmt.MAGIC:
+            self.fault(fmt.MAGIC_OFFSET, "header", f"expected the magic {fmt.MAGIC!r}, found {magic!r}")
+        if version != fmt.VERSION:
+            self.fault(fmt.VERSION_OFFSET, "header", f"expected format version {fmt.VERSION}, found {version}")
+        reserved = head[fmt.RESERVED_OFFSET:-len(fmt.HEADER_TAIL)]
+        if any(reserved):
+            at = len(reserved) - len(reserved.lstrip(b"\0"))
+            self.fault(fmt.RESERVED_OFFSET + at, "header", f"reserved bytes are not zero: {reserved[at]:02x}")
+        if tail != fmt.HEADER_TAIL:
+            self.fault(fmt.HEADER_SIZE - len(fmt.HEADER_TAIL), "header",
+                       f"expected the opcodes {fmt.HEADER_TAIL.hex(' ')}, found {tail.hex(' ')}")
+        index = self._cell(fmt.INDEX_OFFSET)
+        if index:
+            self.fault(fmt.INDEX_OFFSET, "header", f"an index block at {index}: version {fmt.VERSION} has none")
+        state = self._cell(fmt.STATE_OFFSET)
+        if state > fmt.SUPERSEDED:
+            self.fault(fmt.STATE_OFFSET, "header", f"state {state}: no such state")
+        elif state:
+            self.report.notes.append("the file is marked as " + ("about to be replaced" if state == fmt.REPLACING
+                                                                 else "superseded: it is a copy of an older one"))
+        self._file_id()
+        return True
+
+    def _file_id(self) -> None:
+        """Where the header's id is not that of the records, go on with theirs."""
+        at = fmt.HEADER_SIZE
+        if self.view[at] == fmt.STOP or self._decode(at) is not None:
+            return
+        if next(self._found(at, self._limit()), None) is not None:
+            return
+        tags: dict[int, int] = {}
+        for candidate in _candidates(self.view, at, self._limit()):
+            start = self._check_start(candidate)
+            if start is None:
+                continue
+            tag = int.from_bytes(self.view[start:start + 8], "little") ^ candidate
+            if _decode(self.view, candidate, tag) is not None:
+                tags[tag] = tags.get(tag, 0) + 1
+                if len(tags) > 1000 or tags[tag] > 1000:
+                    break
+        if tags:
+            self.tag = max(tags, key=tags.__getitem__)
+            self.fault(fmt.FILE_ID_OFFSET, "header", "the file id is not the one of the records")
+
+    def _check_start(self, at: int) -> Optional[int]:
+        """Return where the check value of a record at `at` would start."""
+        view, body = self.view, at + fmt.RECORD_HEAD
+        if body + 16 >= self.size:
+            return None
+        if view[body] == fmt.BINGET:
+            body += len(fmt.ROOT)
+        return {fmt.SHORT_BINBYTES: body + 2, fmt.BINBYTES: body + 5}.get(view[body])
+
+    def _cells(self, end: int) -> None:
+        """Compare the header's cells with what the records say."""
+        expected = ((fmt.STOP_OFFSET, "stop", end), (fmt.LIVE_OFFSET, "live", len(self.current)),
+                    (fmt.DEAD_OFFSET, "dead", self.dead))
+        for offset, name, value in expected:
+            if self._cell(offset) != value:
+                self.fault(offset, "header", f"{name} is {self._cell(offset)}; the records say {value}. The next "
+                                             "writer puts it right")
+        memo = self._cell(fmt.MEMO_OFFSET)
+        least = max([fmt.MEMO_START, *(last + 1 for _, last, _, _ in self.memo)])
+        if not least <= memo <= fmt.MEMO_END:
+            self.fault(fmt.MEMO_OFFSET, "header", f"memo is {memo}; the records say at least {least}")
+        synced = self._cell(fmt.SYNCED_OFFSET)
+        if synced > end:
+            self.fault(fmt.SYNCED_OFFSET, "header", f"synced is {synced}, behind the STOP at {end}")
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def _limit(self) -> int:
+        """Return up to where bytes may be looked at: a writer may cut off what stands behind the STOP."""
+        return self.stop + 1 if self.known_stop and not self.alone else self.size
+
+    def _decode(self, at: int) -> Optional[Record]:
+        return _decode(self.view, at, self.tag)
+
+    def _found(self, start: int, end: int) -> Iterator[Record]:
+        """Yield the whole records of this file that start behind `start` and before `end`."""
+        for at in _candidates(self.view, start, end):
+            record = self._decode(at)
+            if record is not None:
+                yield record
+
+    def _walk(self) -> int:
+        """Check all records; return the offset of the STOP, or of the place where there should be one."""
+        view, at = self.view, fmt.HEADER_SIZE
+        while True:
+            if at >= self.size:
+                self.broken = True
+                self.fault(self.size, "cut", "the file ends without its STOP")
+                return at
+            op = view[at]
+            if op == fmt.STOP:
+                beyond = self.known_stop and at < self.stop and self._unpublished(at)
+                if not beyond:
+                    return at
+                self.broken = True
+                self.fault(at, "record", "STOP in place of MARK: an unpickler ends here, and the header says that "
+                                         f"there are records up to {self.stop}", self._guess_key(at))
+                at += fmt.RECORD_ALIGNMENT
+            else:
+                try:
+                    limit = self._limit() if at < self.stop else self.size
+                    record = fmt.decode_record(view[:limit], 0, at, self.tag)
+                    self._record(record)
+                    at = record.end
+                    continue
+                except CorruptError as exc:
+                    self.broken = True
+                    kind = "cut" if self._runs_out(at) else "record"
+                    self.fault(at, kind, exc.message, self._guess_key(at))
+            stops = self.known_stop and at < self.stop and view[self.stop] == fmt.STOP
+            following = next(self._found(at + fmt.RECORD_ALIGNMENT, self.stop if stops else self._limit()), None)
+            if following is None:
+                if stops:
+                    return self.stop
+                if view[self.size - 1] != fmt.STOP and not any(f.kind == "cut" for f in self.report.faults):
+                    self.fault(self.size, "cut", "the file ends without its STOP")
+                return at
+            self.report.notes.append(f"bytes {at} to {following.offset} belong to no whole record")
+            at = following.offset
+
+    def _runs_out(self, at: int) -> bool:
+        """Whether the record at `at` is one that the end of the file cuts."""
+        if at + fmt.RECORD_HEAD > self.size:
+            return True
+        mark, op, length = fmt.RECORD.unpack_from(self.view, at)
+        return mark == fmt.MARK and op in (fmt.LIVE, fmt.DEAD) and at + fmt.RECORD_HEAD + length >= self.size
+
+    def _unpublished(self, at: int) -> bool:
+        """Whether a whole record stands behind the STOP at `at`, before the header's."""
+        if at + fmt.RECORD_HEAD > self.size:
+            return False
+        _, op, length = fmt.RECORD.unpack_from(self.view, at)
+        end = at + fmt.RECORD_HEAD + length + 1
+        if op not in (fmt.LIVE, fmt.DEAD) or end > self.stop:
+            return False
+        return _decode(b"(" + bytes(self.view[at + 1:end + 1]), at, self.tag, at) is not None
+
+    def _guess_key(self, at: int) -> Any:
+        """Return the key that a broken record seems to have."""
+        start = self._check_start(at)
+        if start is None or self.view[at + fmt.RECORD_HEAD] != fmt.BINGET:
+            return None
+        size = self.view[start - 1] if self.view[start - 2] == fmt.SHORT_BINBYTES else self._size(start - 4)
+        try:
+            key, _ = decode_literal(self.view, start + size + 1, min(self.size, start + size + (1 << 16)))
+            check_key(key)
+        except (CorruptError, TypeError, IndexError):
+            return None
+        return key
+
+    def _size(self, at: int) -> int:
+        return int.from_bytes(self.view[at:at + 4], "little")
+
+    def _record(self, record: Record) -> None:
+        self.report.records += 1
+        self.last = record
+        if record.end % fmt.RECORD_ALIGNMENT:
+            self.fault(record.offset, "alignment", f"a record ends at {record.end}, no multiple of "
+                                                   f"{fmt.RECORD_ALIGNMENT}")
+        if not record.live:
+            self.dead += record.end - record.offset
+            if seals.is_seal(self.view, 0, record):
+                self.seal = record
+            return
+        self.alive.append((record.offset, record.end))
+        self._padding(record)
+        if record.entry:
+            self._entry(record)
+        else:
+            self._hidden(record)
+
+    def _padding(self, record: Record) -> None:
+        start = self._check_start(record.offset)
+        assert start is not None                # decode_record has read it
+        zeros = bytes(self.view[start + fmt.CHECK.size:record.content - 1])
+        if zeros.strip(b"\0"):
+            at = start + fmt.CHECK.size + len(zeros) - len(zeros.lstrip(b"\0"))
+            self.fault(at, "padding", "the zeros of a check value are not all zero")
+        if record.content - 1 - start > fmt.BIG_PAYLOAD:
+            self.fault(record.offset, "padding", f"a check value of {record.content - 1 - start} bytes, at most "
+                                                 f"{fmt.BIG_PAYLOAD} expected")
+
+    def _key(self, record: Record, start: int) -> tuple[Any, int]:
+        key, at = decode_literal(self.view, start, record.body_end)
+        check_key(key)
+        if at - start > fmt.BIG_PAYLOAD:
+            self._big_ends(trace(self.view, start, at).payloads, key)
+        return key, at
+
+    def _entry(self, record: Record) -> None:
+        try:
+            key, at = self._key(record, record.content)
+        except (CorruptError, TypeError) as exc:
+            self.fault(getattr(exc, "offset", None) or record.content, "key",
+                       f"no key: {getattr(exc, 'message', exc)}")
+            return
+        old = self.current.get(key)
+        if old is not None:
+            self.superseded.append((_Live(old, key), record.offset))
+        self.current[key] = record
+        self.keys[record.offset] = key
+        try:
+            if self.view[at] == fmt.BINGET:
+                self._array(record, key, at)
+            else:
+                self._pickled(record, key, at)
+        except CorruptError as exc:
+            self.fault(at if exc.offset is None else exc.offset, "value", exc.message, key)
+
+    def _array(self, record: Record, key: Any, at: int) -> None:
+        info = decode_info(self.view, 0, at, record.body_end)
+        if info is None:
+            raise CorruptError("neither an array nor a pickled value", None, at)
+        masked = not isinstance(info, ArrayInfo)
+        missing = [name for group, name in ((fmt.ARRAYS, "arrays"), (fmt.MASKS, "masks"))
+                   if (group == fmt.ARRAYS or masked) and not self.groups & group]
+        for name in missing:
+            self.fault(at, "globals", f"no record of the group {name!r} stands before this array", key)
+        for part in (info,) if isinstance(info, ArrayInfo) else (info.data, info.mask):
+            if part is not None and part.nbytes:
+                self._array_ends(part, key)
+
+    def _array_ends(self, info: ArrayInfo, key: Any) -> None:
+        unit = max(fmt.array_payload(None, info.nbytes, info.dtype.alignment).alignment, 1)
+        if info.offset % unit:
+            self.fault(info.offset, "alignment", f"{info.nbytes} bytes of an array start at no multiple of {unit}", key)
+        if info.nbytes > fmt.BIG_PAYLOAD and info.nbytes % fmt.RECORD_ALIGNMENT:
+            # Then the bytes object is longer than the array, by the recipe that allows that.
+            rounded = -info.nbytes % fmt.RECORD_ALIGNMENT + info.nbytes
+            head = fmt.bytes_head(rounded)
+            if self.view[info.offset - len(head):info.offset] != head:
+                self.fault(info.offset, "alignment", f"{info.nbytes} bytes of an array end at no multiple of "
+                                                     f"{fmt.RECORD_ALIGNMENT}", key)
+
+    def _pickled(self, record: Record, key: Any, at: int) -> None:
+        found = trace(self.view, at, record.body_end, refuse=_NOT_IN_VALUES)
+        if found.stack != 1:
+            raise CorruptError(f"the opcodes of a value push {found.stack} objects", None, at)
+        if found.repeated is not None:
+            raise CorruptError(f"memo index {found.repeated} is put twice", None, at)
+        self._big_ends(found.payloads, key)
+        self._memo(found.memo, record, key)
+
+    def _big_ends(self, payloads: list[tuple[int, int]], key: Any) -> None:
+        for start, end in payloads:
+            if end % fmt.RECORD_ALIGNMENT:
+                self.fault(start, "alignment", f"a text or bytes object of {end - start} bytes ends at {end}, no "
+                                               f"multiple of {fmt.RECORD_ALIGNMENT}", key)
+
+    def _memo(self, indices: set[int], record: Record, key: Any) -> None:
+        """Take note of the memo indices that a record puts."""
+        if not indices:
+            return
+        first, last = min(indices), max(indices)
+        if first < fmt.MEMO_START and record.entry:
+            self.fault(record.offset, "memo", f"memo index {first} is reserved: values use those from {fmt.MEMO_START}",
+                       key)
+        if last - first + 1 == len(indices):
+            self.memo.append((first, last, record.offset, key))
+        else:
+            self.memo += [(i, i, record.offset, key) for i in indices]
+
+    def _memo_indices(self) -> None:
+        """I8: no two live records put the same index."""
+        self.memo.sort(key=lambda item: item[:3])
+        highest, owner = -1, 0
+        for first, last, offset, key in self.memo:
+            if first <= highest:
+                self.fault(offset, "memo", f"memo index {first} is put also by the record at {owner}", key)
+            if last > highest:
+                highest, owner = last, offset
+
+    def _hidden(self, record: Record) -> None:
+        view, start, end = self.view, record.content, record.body_end
+        content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
+        for group, ops in fmt.GROUPS.items():
+            if content == ops:
+                self.groups |= group
+                return
+        try:
+            if content == fmt.CLEAR:
+                for key in list(self.current):
+                    self._take_out(key, record.offset)
+            elif content.startswith(fmt.DROP):
+                self._take_out(dropped_key(view, record), record.offset)
+            elif seals.is_seal(view, 0, record):
+                self.seal = record
+            else:
+                found = trace(view, start, end, given=_GIVEN, refuse=_NOT_HIDDEN)
+                if found.marks:
+                    raise CorruptError("opcodes that leave a MARK open", None, start)
+                self._big_ends(found.payloads, None)
+                self._memo(found.memo, record, None)
+                if found.globals:
+                    names = sorted({f"{module}.{name}" for _, module, name in found.globals})
+                    self.report.notes.append(f"the hidden record at {record.offset} is none that this version knows, "
+                                             f"and names {', '.join(names[:5])}")
+        except (CorruptError, TypeError) as exc:
+            self.fault(getattr(exc, "offset", None) or start, "hidden",
+                       f"a hidden record: {getattr(exc, 'message', exc)}")
+
+    def _take_out(self, key: Any, by: int) -> None:
+        old = self.current.pop(key, None)
+        if old is not None:
+            self.superseded.append((_Live(old, key), by))
+
+    def _order(self) -> None:
+        """What does not count is dead, unless it waits for the disk: it stands before `synced` then (I14)."""
+        synced = self._cell(fmt.SYNCED_OFFSET)
+        for (record, key), by in self.superseded:
+            if record.offset >= synced:
+                self.fault(record.offset, "order", f"an entry is live, though the record at {by} takes its place. "
+                                                   "The next writer puts that right", key)
+
+    # -- the seal -----------------------------------------------------------------------------------------------
+
+    def _seals(self) -> None:
+        record = self.seal
+        if record is None:
+            return
+        self.report.sealed = record.live and record is self.last
+        if not self.report.sealed:
+            self.report.notes.append(f"the seal at offset {record.offset} was taken off, or something was stored "
+                                     "since: nothing was compared with its checksums")
+            return
+        try:
+            seal = seals.decode_seal(self.view, 0, record)
+            assert seal is not None
+        except CorruptError as exc:
+            self.fault(exc.offset or record.offset, "seal", exc.message)
+            return
+        before = [item for item in self.alive if item[0] < record.offset]
+        for kind, offset, end in seals.check(seal, self.view, before):
+            key = self.keys.get(offset)
+            if kind == "header":
+                self.fault(offset, "seal", f"the header's bytes up to {end} are not those that were sealed")
+            elif kind == "missing":
+                self.fault(offset, "seal", f"the record that was sealed here, {end - offset} bytes, is gone or damaged",
+                           key if key is not None else self._guess_key(offset))
+            elif kind == "added":
+                self.fault(offset, "seal", "a record that was not there, or was dead, when the file was sealed", key)
+            else:
+                self.fault(offset, "seal", f"the bytes of this record, up to {end}, are not those that were sealed",
+                           key)
+
+
+def dropped_key(view: memoryview, record: Record) -> Any:
+    """Return the key that a hidden record takes out of the mapping, one whose content starts as such.
+
+    Raises
+    ------
+    CorruptError
+        It does not go on as one.
+    """
+    key, at = decode_literal(view, record.content + len(fmt.DROP), record.body_end)
+    check_key(key)
+    behind = at + len(fmt.DROPPED)
+    if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, record.body_end) != record.body_end:
+        raise CorruptError("a deletion that does not end behind its key", None, at)
+    return key
+
+
+def _decode(view: Union[memoryview, bytes], at: int, tag: int, base: int = 0) -> Optional[Record]:
+    try:
+        return fmt.decode_record(view, base, at, tag)
+    except CorruptError:
+        return None
+
+
+def _candidates(view: memoryview, start: int, end: int) -> Iterator[int]:
+    """Yield the multiples of 8 from `start` up to `end` at which the first two bytes are those of a record."""
+    unit = fmt.RECORD_ALIGNMENT
+    start += -start % unit
+    heads = [fmt.MARK | op << 8 for op in (fmt.LIVE, fmt.DEAD)]
+    while start + unit <= end:
+        n = min(end - start, SCAN_STEP) // unit
+        words = np.frombuffer(view, "<u2", n * (unit // 2), start)[::unit // 2]
+        for i in np.flatnonzero((words == heads[0]) | (words == heads[1])).tolist():
+            yield start + i * unit
+        start += n * unit
