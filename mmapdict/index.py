@@ -42,10 +42,14 @@ class Batch:
         Where the next record goes.
     memo : int
         The memo mark that comes with it.
-    older : list of int
-        Offsets of published records that it supersedes.
+    older : dict of int to object
+        Offsets of published records that it supersedes, and their keys.
     replaced : set
-        Keys of which some of these are.
+        These keys.
+    dropped : set
+        Keys that it takes out, and perhaps puts in again.
+    dead : int
+        Size of its own records that are dead already, in bytes.
     cleared : bool
         Whether it empties the dictionary.
     handed_out : bool
@@ -58,8 +62,10 @@ class Batch:
     def __init__(self, end: int, memo: int) -> None:
         self.end = end
         self.memo = memo
-        self.older: list[int] = []
+        self.older: dict[int, Any] = {}
         self.replaced: set[Any] = set()
+        self.dropped: set[Any] = set()
+        self.dead = 0
         self.cleared = False
         self.handed_out = False
         self.whole = True
@@ -392,7 +398,8 @@ class Index:
             deferred = self._publish(end, memo + value.memo if value.memo else 0, older,
                                      file.cells[_LIVE] + (old is None))
         else:
-            deferred = self._note(batch, key, end, memo + value.memo, older)
+            deferred = []
+            self._note(batch, end, memo + value.memo, {offset: key for offset in older})
         self.groups.update(groups)
         if old is None:
             self._count += 1
@@ -491,7 +498,7 @@ class Index:
             file.write(start, run)
         file.make_room(end + 2)                 # else each hole would need a map of its own
 
-    def _publish(self, end: int, memo: int, older: list[int], live: int) -> list[int]:
+    def _publish(self, end: int, memo: int, older: list[int], live: int, dead: int = 0) -> list[int]:
         """Make what was written behind the STOP count, and kill the records that it supersedes.
 
         Parameters
@@ -504,6 +511,8 @@ class Index:
             Offsets of the live records that are superseded.
         live : int
             The number of keys then.
+        dead : int
+            How many bytes of what is published are dead records.
 
         Returns
         -------
@@ -533,6 +542,8 @@ class Index:
                     deferred.append(offset)                         # I14
         if live != cells[_LIVE]:
             file.store_cell(fmt.LIVE_OFFSET, live)                  # I4
+        if dead:
+            file.store_cell(fmt.DEAD_OFFSET, cells[_DEAD] + dead)   # I4
         commit += 2
         file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5: even again, and moved
         self._counted_at = commit if self._counted_at == commit - 2 else -1
@@ -620,14 +631,14 @@ class Index:
         if not snapshot:
             return
         end = self._write_hidden([fmt.CLEAR])
-        older = [o for key, offset in snapshot for o in self._all_live(key, offset)]
+        older = {o: key for key, offset in snapshot for o in self._all_live(key, offset)}
+        deferred: list[tuple[int, int]] = []
         if self.batch is not None:
-            self._note(self.batch, None, end, 0, older)
+            self._note(self.batch, end, 0, older)
             self.batch.cleared = True
-            deferred = []
         else:
             by = self.end
-            deferred = [(offset, by) for offset in self._publish(end, 0, older, 0)]
+            deferred = [(offset, by) for offset in self._publish(end, 0, list(older), 0)]
         self.offsets.clear()
         self._shadowed.clear()
         self._dropped += deferred
@@ -713,25 +724,28 @@ class Index:
         self.count()
         self.batch = Batch(self.end, self.file.cells[_MEMO])
 
-    def _note(self, batch: Batch, key: Any, end: int, memo: int, older: list[int]) -> list[int]:
-        """Take note of a record that was written for the batch, up to the offset `end`."""
+    def _note(self, batch: Batch, end: int, memo: int, older: dict[int, Any]) -> None:
+        """Take note of a record that was written for the batch, up to the offset `end`, and of those it supersedes."""
         batch.whole = False
         batch.end = end
         batch.memo = max(batch.memo, memo)
-        for offset in older:
+        for offset, key in older.items():
             if offset >= self.end:
                 self.file.store_byte(offset + 1, fmt.DEAD)          # I3: behind the STOP
+                batch.dead += fmt.RECORD_HEAD + 1 + self._length(offset)
             else:
-                batch.older.append(offset)
+                batch.older[offset] = key
                 batch.replaced.add(key)
-        return []
 
     def _remove_later(self, batch: Batch, key: Any, offset: int) -> None:
-        older = self._all_live(key, offset)
+        older = {o: key for o in self._all_live(key, offset)}
+        end = batch.end
         # A loader that is half way, and has run an entry that will be dead, must lose it again.
-        published = key in batch.replaced or any(o < self.end for o in older)
-        end = self._write_hidden(fmt.drop_parts(key_parts(key))) if published and not batch.cleared else batch.end
-        self._note(batch, key, end, 0, older)
+        if not batch.cleared and key not in batch.dropped \
+                and (key in batch.replaced or any(o < self.end for o in older)):
+            end = self._write_hidden(fmt.drop_parts(key_parts(key)))
+            batch.dropped.add(key)
+        self._note(batch, end, 0, older)
         self._count -= 1
         self.forget(key)
         batch.whole = True
@@ -746,11 +760,14 @@ class Index:
         file = self.file
         if file.read(batch.end, 1) != _STOP:
             file.write(batch.end, _STOP)            # I3: cut off by a later write, which failed
-        counted = self._counted_at == file.cells[_COMMIT]
-        older, by = batch.older, batch.end
-        deferred = self._publish(batch.end, batch.memo, older, self._count if counted else len(self.offsets))
+        by = batch.end
+        for offset in self._publish(by, batch.memo, list(batch.older), self._count, batch.dead):
+            key = batch.older[offset]
+            if key in self.offsets and key not in batch.dropped and not batch.cleared:
+                self._shadowed.setdefault(key, []).append(offset)
+            else:
+                self._dropped.append((offset, by))
         self.batch = None
-        self._dropped += [(offset, by) for offset in deferred]
 
     def abandon(self) -> None:
         """Forget the changes since `begin_batch`; the index is of no use any more.

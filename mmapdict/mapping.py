@@ -1081,8 +1081,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __reduce__(self) -> Any:
         """Pickle and copy by reference: the copy opens the path anew."""
-        options: dict[str, Any] = {"durable": self._durable, "timeout": self._timeout, "trusted": self._trust.trusted,
-                   "allow": self._allow}
+        options: dict[str, Any] = {"durable": self._durable, "timeout": self._timeout,
+                                   "trusted": self._trust.trusted, "allow": self._allow}
         return functools.partial(type(self), **options), (self._path, "r+" if self._writable else "r")
 
 

@@ -606,9 +606,9 @@ class Loader:
         return called, ()
 
 
-def test_a_value_that_changes_the_mapping_while_it_is_loaded(d):
-    d["a"], d["l"] = 1, Loader()
-    with mmapdict.open(d.path, "r+") as other:
+def test_a_value_that_changes_the_mapping_while_it_is_loaded(path):
+    with mmapdict.open(path, "w", allow=[called]) as d, mmapdict.open(d.path, "r+") as other:
+        d["a"], d["l"] = 1, Loader()
         CALLED[:] = [lambda: other.update(x=1), lambda: d.update(y=2)]
         try:
             assert d["l"] == "loaded" and d.pop("l") == "loaded"
@@ -622,10 +622,12 @@ def test_a_value_that_changes_the_mapping_while_it_is_loaded(d):
             assert d.popitem() == ("l", "loaded")
         finally:
             CALLED.clear()
-    check(d, {"a": 1, "x": 1, "y": 2})
+        check(d, {"a": 1, "x": 1, "y": 2})
 
 
-def test_one_value_that_cannot_be_loaded_does_not_stop_the_others(d):
+def test_one_value_that_cannot_be_loaded_does_not_stop_the_others(path):
+    d = mmapdict.open(path, "w", trusted=True)
+
     class Gone:
         def __reduce__(self):
             return getattr, (dict, "no such name")
@@ -644,6 +646,7 @@ def test_one_value_that_cannot_be_loaded_does_not_stop_the_others(d):
     assert "value" in repr(d)
     del d["gone"], d["no key"]
     check(d, {"a": np.arange(3), "b": 1})
+    d.close()
 
 
 # --- create ----------------------------------------------------------------------------------------------------------
@@ -827,7 +830,9 @@ CHANGES = {
     "setdefault": lambda d: d.setdefault("b", 1), "pop": lambda d: d.pop("a"),
     "pop a missing key": lambda d: d.pop("b", 1),
     "popitem": lambda d: d.popitem(), "clear": lambda d: d.clear(), "update": lambda d: d.update(b=1),
-    "update with nothing": lambda d: d.update(), "|=": lambda d: d.__ior__({"b": 1})}
+    "update with nothing": lambda d: d.update(), "|=": lambda d: d.__ior__({"b": 1}),
+    "batch": lambda d: d.batch().__enter__(), "vacuum": lambda d: d.vacuum(), "seal": lambda d: d.seal(),
+    "unseal": lambda d: d.unseal()}
 LOOKS = {
     "get": lambda d: d["a"], "get method": lambda d: d.get("a"), "in": lambda d: "a" in d, "len": len, "iter": iter,
     "reversed": reversed, "bool": bool, "keys": lambda d: d.keys(), "values": lambda d: d.values(),
@@ -837,7 +842,8 @@ LOOKS = {
     "entry": lambda d: d.entry("a"), "entries": lambda d: d.entries(), "info": lambda d: d.info(),
     "commit": lambda d: d.commit,
     "wait": lambda d: d.wait(0), "watch": lambda d: next(d.watch(0)), "flush": lambda d: d.flush(),
-    "sync": lambda d: d.sync(),
+    "sync": lambda d: d.sync(), "verify": lambda d: d.verify(), "sealed": lambda d: d.sealed,
+    "free_bytes": lambda d: d.free_bytes,
     "with": lambda d: d.__enter__(), "dict": dict, "list": list}
 
 
@@ -846,7 +852,8 @@ def test_every_public_name_is_tried_after_close():
     inherited = {name for name in dir(dict) if not name.startswith("_")}
     own = {name for name in vars(MmapDict) if not name.startswith("_")}
     tried = {"update", "create", "setdefault", "pop", "popitem", "clear", "get", "keys", "values", "items", "copy",
-             "entry", "entries", "info", "commit", "wait", "watch", "flush", "sync"}
+             "entry", "entries", "info", "commit", "wait", "watch", "flush", "sync", "batch", "vacuum", "seal", "unseal",
+             "sealed", "verify", "free_bytes"}
     assert (inherited | own) - tried == {"fromkeys", "close", "closed", "path", "mode"}
 
 
