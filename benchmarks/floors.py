@@ -129,6 +129,19 @@ class LockedFile:
             lock(descriptor, fcntl.LOCK_UN)
         return clock() - start
 
+    def commit(self, record: bytes, count: int) -> float:
+        """Seconds for `count` times: lock, `record` on the disk, then one byte before it, unlock."""
+        descriptor, lock = self.descriptor, fcntl.flock
+        start = clock()
+        for offset in range(self.end, self.end + count * len(record), len(record)):
+            lock(descriptor, fcntl.LOCK_EX)
+            os.pwrite(descriptor, record, offset)
+            os.fdatasync(descriptor)
+            self.mapped[offset - 1] = 0x28
+            os.fdatasync(descriptor)
+            lock(descriptor, fcntl.LOCK_UN)
+        return clock() - start
+
     def flip(self, offsets: Iterable[int]) -> float:
         """Seconds for lock, a one-byte store into the map, unlock at each of `offsets`."""
         descriptor, lock, mapped = self.descriptor, fcntl.flock, self.mapped

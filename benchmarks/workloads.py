@@ -56,6 +56,7 @@ class Sizes:
     gets: int = 10_000
     puts: int = 1_000
     deletes: int = 1_000
+    syncs: int = 100
     publishes: int = 300
     interval_s: float = 0.005
     big: int = 1024 * MIB
@@ -73,6 +74,7 @@ class Sizes:
             gets=5_000,
             puts=300,
             deletes=300,
+            syncs=30,
             publishes=60,
             big=128 * MIB,
             part=16 * MIB,
@@ -90,6 +92,7 @@ class Sizes:
             gets=16,
             puts=4,
             deletes=4,
+            syncs=2,
             publishes=3,
             interval_s=0.001,
             big=MIB,
@@ -346,6 +349,37 @@ def delete(bench: Bench) -> Iterator[Row]:
     yield compare("delete", f"{len(keys):,} of {count:,} keys", "us", samples, per=len(keys))
 
 
+def put_durable(bench: Bench) -> Iterator[Row]:
+    """Put with ``durable=True``: new keys, and one key again and again. Floor: write, fdatasync, one byte, fdatasync."""
+    sizes = bench.sizes
+    for case, nbytes in (("64 B", 64), ("64 KiB", MIB // 16)):
+        value = numpy.zeros(nbytes, "u1")
+        for kind in ("new keys", "one key"):
+
+            def ours(value: Any = value, kind: str = kind) -> float:
+                path = bench.new_path()
+                with mmapdict.open(path, "x", durable=True) as d:
+                    d["k"] = value  # makes room ahead
+                    start = clock()
+                    for number in range(sizes.syncs):
+                        d[number if kind == "new keys" else "k"] = value
+                    seconds = clock() - start
+                remove(path)
+                return seconds
+
+            def floor(nbytes: int = nbytes + 128) -> float:
+                path = bench.new_path()
+                raw = floors.LockedFile(path, 4 * MIB + 2 * nbytes * sizes.syncs)
+                raw.write(bytes(nbytes), 1)
+                seconds = raw.commit(bytes(nbytes), sizes.syncs)
+                raw.close()
+                remove(path)
+                return seconds
+
+            samples = alternate(sizes.few, ours=ours, floor=floor)
+            yield compare("durable put", f"{case}, {kind}", "us", samples, per=sizes.syncs, most=1.3)
+
+
 def size_small(bench: Bench) -> Iterator[Row]:
     """Bytes of a small array beyond its data and its key: of one record, and of the closed file with its index."""
     beyond = SMALL * 8 + len(small_key(0))
@@ -548,6 +582,7 @@ WORKLOADS: dict[str, Workload] = {
     "get": get,
     "hold": hold,
     "put_small": put_small,
+    "durable": put_durable,
     "delete": delete,
     "bytes": size_small,
     "put_big": put_big,
