@@ -7,19 +7,26 @@
 ...     scan[7] = 1                                     # is in the file; other processes see it
 
 - `open` opens a file and gives a `MmapDict`, which has all methods and their help
-- `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields
+- `verify` checks a file, `repair` copies what is whole of a damaged one, `scan` lists what `pickle.load` would import
+- `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields, `Batch` what `MmapDict.batch` returns
 - `memmap` is the type of the arrays that are handed out
-- errors: `MmapDictError`, and of its kind `FormatError`, `CorruptError`, `ReadOnlyError`, `ClosedError`, `BusyError`
+- errors: `MmapDictError`, and of its kind `FormatError`, `CorruptError`, `ReadOnlyError`, `ClosedError`, `BusyError`,
+  `UntrustedError`
 
 Reading the source, from low to high; each module imports only what stands before it:
 
 - `errors`: every exception
 - `format`: the bytes of header and records; pure functions
+- `machine`: opcodes run without doing what they say
 - `views`: arrays over a mapped file
 - `literals`, `arrays`, `pickling`, `values`: keys and values <-> the opcodes of a record
-- `store`: one open file: maps, lock, and every store into it
-- `birth`: how a file comes to be
+- `trust`, with its `rules` and those for other `libraries`: what an untrusted value may be made of
+- `seals`: checksums
+- `store`: one open file: maps, locks, and every store into it
+- `birth`: how a file comes to be, or takes the place of another
 - `index`: keys -> offsets, and the sequences of stores that change them
+- `copying`, `vacuum`, `repair`: records copied into a new file
+- `scan`, `verify`: a file looked at as a whole
 - `dictviews`: what `keys`, `values` and `items` give
 - `mapping`: `MmapDict`
 - `cli`, `demo`: the command line
@@ -30,14 +37,15 @@ from .errors import (BusyError, ClosedError, CorruptError, FormatError, MmapDict
                      UntrustedError)
 from .mapping import Batch, Change, Entry, MmapDict, open
 from .repair import Lost, RepairReport, repair
+from .scan import Global, ScanReport, scan
 from .verify import Fault, Report, verify
 from .views import memmap
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Fault", "FormatError", "Lost",
-           "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "UntrustedError", "memmap", "open",
-           "repair", "verify"]
+__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Fault", "FormatError", "Global",
+           "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "ScanReport", "UntrustedError",
+           "memmap", "open", "repair", "scan", "verify"]
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
-"""The command line: ``mmapdict ls``, ``mmapdict info``, ``mmapdict demo``.
+"""The command line: ``mmapdict ls``, ``mmapdict verify``, ``mmapdict demo``, ...
 
-Exit codes: 0 done; 1 done, with a bad result; 2 could not be done. Reading commands write nothing to a file.
+Exit codes: 0 done; 1 done, with a bad result (faults, losses, names that are not allowed); 2 could not be done. Reading
+commands write nothing to a file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TextIO, TypeVar
 
 import mmapdict
 from mmapdict.errors import MmapDictError
+from mmapdict.scan import scan
 
 EPILOG = """\
 examples:
@@ -22,6 +24,8 @@ examples:
   mmapdict demo --source mine.npy       the same with an array of your own
   mmapdict ls timelapse.mmapdict        what is in it
   mmapdict info --json FILE             about the file, for programs
+  mmapdict verify FILE                  is it whole? exit code 0: yes, 1: no
+  mmapdict repair FILE                  copies what is whole into FILE's name + ".repaired"
 """
 
 DEMO_HELP = """\
@@ -32,6 +36,7 @@ the file keeps everything.
 
 VIEWER = "demo-viewer"
 CELL = 40  # a table's longest cell; programs use --json
+WAIT = 10  # seconds, for those who use the file
 
 Number = TypeVar("Number", int, float)
 Command = Callable[[argparse.Namespace, TextIO, TextIO], int]
@@ -101,10 +106,21 @@ def _parser() -> argparse.ArgumentParser:
 
     ls = commands.add_parser("ls", help="list the keys: kind, shape, bytes, offset, dtype", description=_doc(_ls))
     info = commands.add_parser("info", help="about the file: keys, live and dead bytes, ...", description=_doc(_info))
-    for command, function in ((ls, _ls), (info, _info)):
+    verify = commands.add_parser("verify", help="list every fault of a file, with its place", description=_doc(_verify))
+    scanning = commands.add_parser("scan", help="what a plain pickle.load would import", description=_doc(_scan))
+    repair = commands.add_parser("repair", help="copy what is whole into a new file", description=_doc(_repair))
+    vacuum = commands.add_parser("vacuum", help="give back the space of replaced and deleted values",
+                                 description=_doc(_vacuum))
+    seal = commands.add_parser("seal", help="keep checksums of everything in the file", description=_doc(_seal))
+    for command, function in ((ls, _ls), (info, _info), (verify, _verify), (scanning, _scan), (repair, _repair),
+                              (vacuum, _vacuum), (seal, _seal)):
         command.add_argument("file", metavar="FILE")
         command.add_argument("--json", action="store_true", help="for programs")
         command.set_defaults(command=function)
+    target = repair.add_mutually_exclusive_group()
+    target.add_argument("--output", metavar="NEW", help="the file to write (default: beside FILE)")
+    target.add_argument("--replace", action="store_true",
+                        help='put the new file in the place of FILE, which gets ".damaged" into its name')
 
     demo = commands.add_parser("demo", help="capture a time-lapse, with a viewer beside it", description=DEMO_HELP)
     demo.set_defaults(command=_demo)
@@ -183,6 +199,97 @@ def _info(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
     rows = [(name.replace("_", " "), _text(value)) for name, value in info.items()]
     _print_table(rows, right=(), stdout=stdout)
     return 0
+
+
+def _verify(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """List every fault of a file, with its place, then "OK" or their number.
+
+    Another process may write to the file meanwhile. Bytes of arrays have no checksums, unless the file is sealed.
+    Exit code 0: no fault, 1: faults, 2: it cannot be read.
+    """
+    report = mmapdict.verify(arguments.file)
+    if arguments.json:
+        faults = [{**fault._asdict(), "key": _key(fault.key)} for fault in report.faults]
+        _print_json({"path": report.path, "ok": report.ok, "faults": faults, "notes": report.notes, "keys": report.keys,
+                     "records": report.records, "size": report.size, "sealed": report.sealed}, stdout)
+    else:
+        print(report, file=stdout)
+    return 0 if report.ok else 1
+
+
+def _scan(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """List what a plain pickle.load of a file would import, and so may run. Any pickle will do, of any protocol.
+
+    Nothing of it is imported, called or unpickled to find out. Exit code 0: all that is named is allowed, 1: something
+    is not, or the file could not be followed to its end, 2: it is no pickle.
+    """
+    report = scan(arguments.file)
+    if arguments.json:
+        found = [{**item._asdict(), "key": repr(item.key) if item.in_entries else None} for item in report.globals]
+        _print_json({"path": report.path, "ok": report.ok, "globals": found, "fault": report.fault,
+                     "fault_offset": report.fault_offset}, stdout)
+    else:
+        print(report, file=stdout)
+    return 0 if report.ok else 1
+
+
+def _repair(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """Copy what is whole in a damaged file into a new one, and say what was saved and what was lost.
+
+    The damaged file is only read. Nothing is written if it is whole. Exit code 0: nothing was lost, 1: something was,
+    2: it could not be done.
+    """
+    report = mmapdict.repair(arguments.file, arguments.output, replace=arguments.replace)
+    if arguments.json:
+        _print_json({"path": report.path, "whole": report.whole, "output": report.output, "original": report.original,
+                     "saved": [repr(key) for key in report.saved], "doubtful": [repr(key) for key in report.doubtful],
+                     "lost": [{**lost._asdict(), "key": _key(lost.key)} for lost in report.lost],
+                     "notes": report.notes}, stdout)
+    else:
+        print(report, file=stdout)
+    return 1 if report.lost or report.doubtful else 0
+
+
+def _vacuum(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """Give back the space of replaced and deleted values: copy the others into a new file, which takes FILE's place.
+
+    Nobody else may write to the file at that time.
+    """
+    with mmapdict.open(arguments.file, "r+", timeout=WAIT) as d:
+        freed = d.vacuum()
+        path = d.path
+    if arguments.json:
+        _print_json({"path": path, "freed": freed}, stdout)
+    else:
+        print(f"{path}: {freed:,} bytes freed", file=stdout)
+    return 0
+
+
+def _seal(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
+    """Keep checksums of everything in the file, which "verify" compares.
+
+    Nobody else may write to the file at that time. A file with a fault is not sealed: exit code 1.
+    """
+    report = mmapdict.verify(arguments.file)
+    if not report.ok:
+        print(f"{report}\nnot sealed: repair it first", file=stdout)
+        return 1
+    with mmapdict.open(arguments.file, "r+", timeout=WAIT) as d:
+        d.seal()
+        path, keys = d.path, len(d)
+    if arguments.json:
+        _print_json({"path": path, "keys": keys, "already": report.sealed}, stdout)
+    else:
+        print(f"{path}: {'was sealed' if report.sealed else 'sealed'}, {keys:,} keys", file=stdout)
+    return 0
+
+
+def _key(key: Any) -> str | None:
+    return None if key is None else repr(key)
+
+
+def _print_json(value: Any, stdout: TextIO) -> None:
+    print(json.dumps(value, indent=1), file=stdout)
 
 
 def _demo(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:

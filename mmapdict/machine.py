@@ -11,6 +11,7 @@ import re
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Optional
 
 from . import format as fmt
@@ -51,9 +52,19 @@ _TAKES = {0x85: 1, 0x86: 2, 0x87: 3, 0x52: 2, 0x81: 2, 0x92: 3, 0x51: 1, 0x61: 1
 _NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
 
 _SIZED = b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48))
-_SIMPLE = rb"(?:K.|M..|[N\x88\x89]|J.{4}|G.{8}|[\x8cC\x8a](?:" + _SIZED + rb"))"
-# A container of nothing but numbers and short texts, from its MARK on; a lone last one, of which a dict has none.
-_SIMPLE_ITEMS = re.compile(rb"(?s:\((?:%b%b){0,%d}(%b)?[tldeu\x90\x91])" % (_SIMPLE, _SIMPLE, _BATCH, _SIMPLE))
+
+
+def _items_of(sized: bytes) -> re.Pattern[bytes]:
+    """Match a container from its MARK on, if there are but constants in it, and with a length those of `sized` alone.
+
+    The group is the last one of an odd number: a dict has none.
+    """
+    item = rb"(?:K.|M..|[N\x88\x89]|J.{4}|G.{8}|[" + sized + b"](?:" + _SIZED + b"))"
+    return re.compile(b"(?s:\\((?:%b%b){0,%d}(%b)?[tldeu\x90\x91])" % (item, item, _BATCH, item))
+
+
+_SIMPLE_ITEMS = _items_of(rb"\x8cC\x8a")
+_SIMPLE_ITEMS_BUT_TEXTS = _items_of(rb"C\x8a")
 _RUNS = {op: re.compile(rb"(?s:(?:%c.{%d}){1,%d})" % (op, ARGUMENT[op], _BATCH)).match for op in b"NKMJG\x88\x89"}
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -119,7 +130,7 @@ class Trace:
 
 
 def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int = 4, given: Iterable[int] = (),
-          refuse: bytes = b"", sparse: bool = False,
+          refuse: bytes = b"", sparse: bool = False, texts: bool = False,
           found: Optional[list[tuple[int, Optional[str], Optional[str]]]] = None) -> Trace:
     """Run opcodes on a symbolic stack.
 
@@ -137,6 +148,8 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
         Opcodes that may not occur.
     sparse : bool
         Let memo indices be as high as they like.
+    texts : bool
+        Look at texts, too. That takes twice as long.
     found : list, optional
         Becomes `Trace.globals`: what was found up to an error is in it.
 
@@ -145,7 +158,7 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     CorruptError
         With the offset in `buf`: an unknown opcode or one that is refused, an argument that runs past the end or
         out of its frame, too few objects on the stack, no MARK, a memo index that was not put, or one that is out
-        of proportion: an unpickler takes 16 bytes for each index below it.
+        of proportion: an unpickler takes 16 bytes for each index below it. With `texts`, a text that is not UTF-8.
 
     Notes
     -----
@@ -156,11 +169,9 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     n = len(data) if end is None else end
     if not 0 <= start <= n <= len(data):
         raise ValueError(f"no range of a buffer of {len(data)} bytes: {start} to {n}")
-    kinds = _KINDS
-    if refuse:
-        kinds = bytearray(_UNKNOWN if op in refuse else kind for op, kind in enumerate(kinds))
+    kinds = _kinds_but(refuse) if refuse else _KINDS
     widths = ARGUMENT
-    simple_items = _SIMPLE_ITEMS.match
+    simple_items = (_SIMPLE_ITEMS_BUT_TEXTS if texts else _SIMPLE_ITEMS).match
     unpack = _U32
     result = Trace()
     if found is not None:
@@ -178,14 +189,14 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     at = last = start
     limit = n
     frame_end = -1
-    texts: dict[int, Optional[str]] = {}
+    names: dict[int, Optional[str]] = {}
 
     def text(element: int) -> Optional[str]:
         if element >= 0:
             return None
-        if element not in texts:
-            texts[element] = _read_text(data, ~element, n)
-        return texts[element]
+        if element not in names:
+            names[element] = _read_text(data, ~element, n)
+        return names[element]
 
     def note(offset: int, module: Optional[str], name: Optional[str]) -> None:
         if proto < 3 and module is not None and name is not None:
@@ -212,6 +223,8 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
                 at += 2
                 if at <= limit:
                     at += data[at - 1]
+                    if texts and at <= limit:
+                        _check_text(data, last, last + 2, at)
                 continue
             if kind == _LEAF:
                 width = widths[op]
@@ -328,6 +341,8 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
                 if size > fmt.BIG_PAYLOAD and op in _PAYLOADS:
                     result.payloads.append((at, at + size))
                 at += size
+                if texts and at <= limit and kind == _TEXT:
+                    _check_text(data, last, at - size, at)
             continue
         elif kind == _POP:
             if len(stack) > floor:
@@ -457,6 +472,22 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     result.memo = set(memo).difference(strangers)
     result.memo_max = max(result.memo, default=-1)
     return result
+
+
+@lru_cache(64)
+def _kinds_but(refuse: bytes) -> bytearray:
+    return bytearray(_UNKNOWN if op in refuse else kind for op, kind in enumerate(_KINDS))
+
+
+def _check_text(data: Buffer, op_at: int, start: int, end: int) -> None:
+    """Raise CorruptError if a text is none."""
+    try:
+        if data[op_at] in b"TU":                # BINSTRING, of protocol 1
+            str(data[start:end], "ascii")
+        else:
+            str(data[start:end], "utf-8", "surrogatepass")
+    except UnicodeDecodeError as exc:
+        raise CorruptError(f"{_NAMES[data[op_at]]} of a text that is not {exc.encoding.upper()}", None, op_at) from exc
 
 
 def _underflow(op: int, at: int) -> CorruptError:

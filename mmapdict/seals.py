@@ -26,7 +26,6 @@ from . import format as fmt
 from .errors import CorruptError
 from .format import Buffer, Payload, Record
 
-INTRODUCTION = b"\x8c\x0dmmapdict seal"
 VERSION = 1
 SHA256 = 1
 DIGEST_SIZE = 32
@@ -63,7 +62,7 @@ def seal_parts(view: memoryview, live: Sequence[tuple[int, int]]) -> list[Union[
         table[i] = (offset, end, digest([view[offset + _UNSEALED:end]]))
     pieces = [_HEAD.pack(VERSION, SHA256, len(live)), table.tobytes(), digest([view[:_CONSTANT]])]
     content = b"".join((*pieces, digest(pieces)))
-    return [INTRODUCTION, fmt.end_aligned(fmt.bytes_head(len(content)), content, len(content)), b""]
+    return [fmt.SEAL, fmt.end_aligned(fmt.bytes_head(len(content)), content, len(content)), b""]
 
 
 class Seal(NamedTuple):
@@ -87,7 +86,7 @@ class Seal(NamedTuple):
 def is_seal(view: Buffer, base: int, record: Record) -> bool:
     """Whether a record is a seal, whole or damaged."""
     start = record.content - base
-    return not record.entry and view[start:start + len(INTRODUCTION)] == INTRODUCTION
+    return not record.entry and view[start:start + len(fmt.SEAL)] == fmt.SEAL
 
 
 def decode_seal(view: memoryview, base: int, record: Record) -> Optional[Seal]:
@@ -107,9 +106,9 @@ def decode_seal(view: memoryview, base: int, record: Record) -> Optional[Seal]:
     if not is_seal(view, base, record):
         return None
     start, end = record.covered - base, record.body_end - base
-    if not record.content + len(INTRODUCTION) < record.covered <= record.body_end:
+    if not record.content + len(fmt.SEAL) < record.covered <= record.body_end:
         raise CorruptError("a seal without its checksums", None, record.offset)
-    head = bytes(view[record.content + len(INTRODUCTION) - base:start])
+    head = bytes(view[record.content + len(fmt.SEAL) - base:start])
     # The record's check value covers everything up to the payload: fillers, and the opcode with the size.
     for width in (1, 4, 8):
         size = int.from_bytes(head[-width:], "little")

@@ -18,8 +18,9 @@ from . import seals
 from .arrays import ArrayInfo, decode_info
 from .errors import BusyError, CorruptError
 from .format import Record
-from .literals import check_key, decode_literal, skip_filler
+from .literals import check_key, decode_literal
 from .machine import trace
+from .scan import dropped_key
 from .store import full_path, raw_bytes
 
 __all__ = ["Fault", "Report", "verify"]
@@ -30,7 +31,7 @@ PATIENCE = 2.0
 SCAN_STEP = 8 << 20                 # bytes that are searched at once for records
 LISTED = 100                        # faults that the text of a report names
 VERSION_MAX = 15                    # a version above this is no version, but damage
-_GIVEN = range(fmt.MEMO_START)
+_PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
 # Not in hidden records: they end the pickle, or count or take what is not theirs.
 _NOT_HIDDEN = bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE))
 # Not in pickled values: besides these the indices of others, what takes lines of text, extension codes, and what plain
@@ -204,6 +205,7 @@ class _Check:
         self.stop = self._cell(fmt.STOP_OFFSET)
         self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
         self.groups = 0
+        self.given = {0}                # memo indices that hidden records have put, and the header
         self.current: dict[Any, Record] = {}
         self.superseded: list[tuple[_Live, int]] = []       # and what took its place
         self.alive: list[tuple[int, int]] = []
@@ -251,13 +253,11 @@ class _Check:
         known = (opcodes == fmt.HEADER_HEAD) + (magic == fmt.MAGIC) + (tail == fmt.HEADER_TAIL)
         self.tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
         if known < 2 or known == 3 and fmt.VERSION < version <= VERSION_MAX:
-            found = None if known == 3 or size <= fmt.HEADER_SIZE else next(self._found(fmt.HEADER_SIZE, size), None)
-            if found is None and not 2 < size < fmt.HEADER_SIZE:
-                fmt.check_header(bytes(view[:fmt.HEADER_SIZE + 1]), size, self.report.path)
+            # Either none of ours, or damaged: then its records tell.
+            if known == 3 or size <= fmt.HEADER_SIZE or self._agreed_tag() is None:
+                with suppress(CorruptError):            # cut, but ours
+                    fmt.check_header(bytes(view[:fmt.HEADER_SIZE + 1]), size, self.report.path)
         if size <= fmt.HEADER_SIZE:
-            fmt_start = (fmt.HEADER_HEAD + b"\0" + fmt.MAGIC)[:size]
-            if not size or head[:len(fmt_start)] != fmt_start:
-                fmt.check_header(head, size, self.report.path)
             self.fault(size, "cut", f"the file is cut inside the header: {size} bytes, at least {fmt.HEADER_SIZE + 1} "
                                     "expected")
             return False
@@ -290,24 +290,27 @@ class _Check:
 
     def _file_id(self) -> None:
         """Where the header's id is not that of the records, go on with theirs."""
-        at = fmt.HEADER_SIZE
-        if self.view[at] == fmt.STOP or self._decode(at) is not None:
-            return
-        if next(self._found(at, self._limit()), None) is not None:
-            return
+        if self.view[fmt.HEADER_SIZE] != fmt.STOP and self._decode(fmt.HEADER_SIZE) is None:
+            tag = self._agreed_tag()
+            if tag is not None and tag != self.tag:
+                self.fault(fmt.FILE_ID_OFFSET, "header", "the file id is not the one of the records")
+                self.tag = tag
+
+    def _agreed_tag(self) -> Optional[int]:
+        """Return what stands for the file's id in the records' tags: that of the header, or of most records."""
+        limit = self._limit()
+        if next(self._found(fmt.HEADER_SIZE, limit), None) is not None:
+            return self.tag
         tags: dict[int, int] = {}
-        for candidate in _candidates(self.view, at, self._limit()):
-            start = self._check_start(candidate)
-            if start is None:
-                continue
-            tag = int.from_bytes(self.view[start:start + 8], "little") ^ candidate
-            if _decode(self.view, candidate, tag) is not None:
-                tags[tag] = tags.get(tag, 0) + 1
-                if len(tags) > 1000 or tags[tag] > 1000:
-                    break
-        if tags:
-            self.tag = max(tags, key=tags.__getitem__)
-            self.fault(fmt.FILE_ID_OFFSET, "header", "the file id is not the one of the records")
+        for at in _candidates(self.view, fmt.HEADER_SIZE, limit):
+            start = self._check_start(at)
+            if start is not None:
+                tag = int.from_bytes(self.view[start:start + 8], "little") ^ at
+                if _decode(self.view, at, tag) is not None:
+                    tags[tag] = tags.get(tag, 0) + 1
+                    if len(tags) > 1000 or tags[tag] > 1000:
+                        break
+        return max(tags, key=tags.__getitem__) if tags else None
 
     def _check_start(self, at: int) -> Optional[int]:
         """Return where the check value of a record at `at` would start."""
@@ -328,8 +331,9 @@ class _Check:
                                              "writer puts it right")
         memo = self._cell(fmt.MEMO_OFFSET)
         least = max([fmt.MEMO_START, *(last + 1 for _, last, _, _ in self.memo)])
-        if not least <= memo <= fmt.MEMO_END:
-            self.fault(fmt.MEMO_OFFSET, "header", f"memo is {memo}; the records say at least {least}")
+        most = fmt.MEMO_START + (end - fmt.HEADER_SIZE) // 5            # each index took an opcode of 5 bytes
+        if not least <= memo <= most:
+            self.fault(fmt.MEMO_OFFSET, "header", f"memo is {memo}; the records say {least} to {most}")
         synced = self._cell(fmt.SYNCED_OFFSET)
         if synced > end:
             self.fault(fmt.SYNCED_OFFSET, "header", f"synced is {synced}, behind the STOP at {end}")
@@ -447,6 +451,12 @@ class _Check:
         if zeros.strip(b"\0"):
             at = start + fmt.CHECK.size + len(zeros) - len(zeros.lstrip(b"\0"))
             self.fault(at, "padding", "the zeros of a check value are not all zero")
+        # The filler that makes the record's end aligned; no value ends with POP.
+        tail = bytes(self.view[max(record.content, record.body_end - 16):record.body_end])
+        if tail[-1:] == b"0":
+            fillers = [tail[-n - 1:-1] for n in range(1, len(tail) - 2) if tail[-n - 3:-n - 1] == fmt.bytes_head(n)]
+            if fillers and all(map(any, fillers)):
+                self.fault(record.body_end - len(fillers[0]) - 1, "padding", "the zeros of a filler are not all zero")
         if record.content - 1 - start > fmt.BIG_PAYLOAD:
             self.fault(record.offset, "padding", f"a check value of {record.content - 1 - start} bytes, at most "
                                                  f"{fmt.BIG_PAYLOAD} expected")
@@ -504,7 +514,7 @@ class _Check:
                                                      f"{fmt.RECORD_ALIGNMENT}", key)
 
     def _pickled(self, record: Record, key: Any, at: int) -> None:
-        found = trace(self.view, at, record.body_end, refuse=_NOT_IN_VALUES)
+        found = trace(self.view, at, record.body_end, refuse=_NOT_IN_VALUES, texts=True)
         if found.stack != 1:
             raise CorruptError(f"the opcodes of a value push {found.stack} objects", None, at)
         if found.repeated is not None:
@@ -547,6 +557,7 @@ class _Check:
         for group, ops in fmt.GROUPS.items():
             if content == ops:
                 self.groups |= group
+                self.given |= _PUT_BY[group]
                 return
         try:
             if content == fmt.CLEAR:
@@ -557,11 +568,12 @@ class _Check:
             elif seals.is_seal(view, 0, record):
                 self.seal = record
             else:
-                found = trace(view, start, end, given=_GIVEN, refuse=_NOT_HIDDEN)
+                found = trace(view, start, end, given=self.given, refuse=_NOT_HIDDEN, texts=True)
                 if found.marks:
                     raise CorruptError("opcodes that leave a MARK open", None, start)
                 self._big_ends(found.payloads, None)
                 self._memo(found.memo, record, None)
+                self.given |= found.memo
                 if found.globals:
                     names = sorted({f"{module}.{name}" for _, module, name in found.globals})
                     self.report.notes.append(f"the hidden record at {record.offset} is none that this version knows, "
@@ -613,22 +625,6 @@ class _Check:
             else:
                 self.fault(offset, "seal", f"the bytes of this record, up to {end}, are not those that were sealed",
                            key)
-
-
-def dropped_key(view: memoryview, record: Record) -> Any:
-    """Return the key that a hidden record takes out of the mapping, one whose content starts as such.
-
-    Raises
-    ------
-    CorruptError
-        It does not go on as one.
-    """
-    key, at = decode_literal(view, record.content + len(fmt.DROP), record.body_end)
-    check_key(key)
-    behind = at + len(fmt.DROPPED)
-    if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, record.body_end) != record.body_end:
-        raise CorruptError("a deletion that does not end behind its key", None, at)
-    return key
 
 
 def _decode(view: Union[memoryview, bytes], at: int, tag: int, base: int = 0) -> Optional[Record]:

@@ -1,4 +1,4 @@
-"""The command line: what `ls` and `info` print, and how they fail."""
+"""The command line: what the commands print, and how they fail."""
 
 import ast
 import io
@@ -117,14 +117,14 @@ def test_info_json_can_be_read_back(path):
     assert set(found) == set(info)
 
 
-@pytest.mark.parametrize("command", ["ls", "info"])
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "scan", "repair"])
 def test_reading_changes_no_byte(path, command):
     before = path.read_bytes(), path.stat().st_mtime_ns
     assert run(command, path)[0] == 0
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
-@pytest.mark.parametrize("command", ["ls", "info"])
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "scan", "repair", "vacuum", "seal"])
 @pytest.mark.parametrize("content", [None, b"", b"not a pickle", "folder"])
 def test_a_file_that_cannot_be_read_is_exit_2(tmp_path, capsys, command, content):
     path = tmp_path / "bad"
@@ -140,9 +140,92 @@ def test_a_file_that_cannot_be_read_is_exit_2(tmp_path, capsys, command, content
         assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["ls"], ["demo", "--frames", "0"], ["demo", "--frames", "x"],
-                                  ["demo", "--shape", "3,4"], ["demo", "--shape", "3,4,-1"], ["demo", "--rate", "-1"],
-                                  ["demo", "--rate", "nan"], ["demo", "--axes", "yz"]])
+def test_verify_says_ok(path):
+    code, text = run("verify", path)
+    assert code == 0 and text.startswith(f"{path}: OK; 6 keys, ") and text.endswith("not sealed\n")
+    code, text = run("verify", "--json", path)
+    found = json.loads(text)
+    assert code == 0 and found["ok"] and found["faults"] == [] and found["keys"] == 6
+    assert found["size"] == path.stat().st_size and found["sealed"] is False
+
+
+@pytest.mark.leaves_damaged_file
+def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path):
+    with mmapdict.open(path, "r") as d:
+        at = d.entry("a").offset - 30
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    code, text = run("verify", path)
+    fault, *notes, verdict = text.splitlines()
+    assert code == 1 and "record" in fault and "1 fault;" in verdict and notes[0].startswith("note: bytes")
+    code, text = run("verify", "--json", path)
+    (found,) = json.loads(text)["faults"]
+    assert code == 1 and found["kind"] == "record" and str(found["offset"]) in fault
+    code, text = run("seal", path)
+    assert code == 1 and "not sealed: repair it first" in text and path.read_bytes() == data
+
+    code, text = run("repair", path)
+    new = tmp_path / "some.repaired.mmapdict"
+    assert code == 1 and str(new) in text and "lost 1" in text
+    with mmapdict.open(new, "r") as d:
+        assert "a" not in d and len(d) == 5
+    assert run("verify", new)[0] == 0
+    assert run("repair", path)[0] == 2                                  # it does not write over a file
+    code, text = run("repair", "--json", "--output", tmp_path / "other", path)
+    found = json.loads(text)
+    assert code == 1 and found["output"] == str(tmp_path / "other") and len(found["saved"]) == 5
+    assert len(found["lost"]) == 1 and not found["whole"]
+    code, text = run("repair", "--replace", path)
+    assert code == 1 and (tmp_path / "some.damaged.mmapdict").read_bytes() == data
+    assert run("verify", path)[0] == 0 and run("repair", path)[0] == 0
+    assert run("repair", "--replace", "--output", "x", path)[0] == 2
+
+
+def test_scan_says_what_is_imported(path, tmp_path):
+    code, text = run("scan", path)
+    assert code == 0 and "numpy.ndarray" in text and text.endswith("names, all allowed\n")
+    found = json.loads(run("scan", "--json", path)[1])
+    assert found["ok"] and {"numpy.ndarray", "numpy.dtype"} <= {
+        f"{item['module']}.{item['name']}" for item in found["globals"] if item["key"] is None}
+    other = tmp_path / "other.pickle"
+    other.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    code, text = run("scan", other)
+    assert code == 1 and text.startswith("NOT ALLOWED  os.system")
+    code, text = run("scan", "--json", other)
+    assert code == 1 and json.loads(text)["globals"][0]["allowed"] is False
+
+
+def test_vacuum_gives_space_back_and_seal_seals(path):
+    with mmapdict.open(path) as d:
+        d["a"] = np.zeros(100_000, "u1")
+        d["a"] = 1
+        items = list(d)
+    size = path.stat().st_size
+    code, text = run("vacuum", path)
+    assert code == 0 and text == f"{path}: {size - path.stat().st_size:,} bytes freed\n"
+    assert path.stat().st_size < size - 90_000
+    code, text = run("vacuum", "--json", path)
+    assert code == 0 and json.loads(text) == {"path": str(path), "freed": 0}
+    code, text = run("seal", path)
+    assert (code, text) == (0, f"{path}: sealed, 6 keys\n")
+    assert run("verify", path)[1].endswith(" sealed\n")
+    assert json.loads(run("seal", "--json", path)[1])["already"] is True
+    with mmapdict.open(path, "r") as d:
+        assert list(d) == items and d.sealed
+
+
+def test_a_file_that_another_writes_to_is_not_vacuumed(path, capsys):
+    with mmapdict.open(path):
+        assert run("vacuum", path)[0] == 2
+        assert run("seal", path)[0] == 2
+    assert "another handle may write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [
+    [], ["nonsense"], ["ls"], ["verify"], ["repair", "--replace", "--output", "x", "y"], ["demo", "--frames", "0"],
+    ["demo", "--frames", "x"], ["demo", "--shape", "3,4"], ["demo", "--shape", "3,4,-1"], ["demo", "--rate", "-1"],
+    ["demo", "--rate", "nan"], ["demo", "--axes", "yz"]])
 def test_wrong_arguments_are_exit_2(argv, capsys):
     assert main(argv) == 2
     assert "usage: mmapdict" in capsys.readouterr().err
