@@ -350,7 +350,10 @@ def delete(bench: Bench) -> Iterator[Row]:
 
 
 def put_durable(bench: Bench) -> Iterator[Row]:
-    """Put with ``durable=True``: new keys, and one key again and again. Floor: write, fdatasync, one byte, fdatasync."""
+    """Put with ``durable=True``: new keys, and one key again and again.
+
+    Floor: lock, write, fdatasync, one byte, fdatasync, unlock.
+    """
     sizes = bench.sizes
     for case, nbytes in (("64 B", 64), ("64 KiB", MIB // 16)):
         value = numpy.zeros(nbytes, "u1")

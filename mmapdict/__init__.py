@@ -44,8 +44,8 @@ from .views import memmap
 __version__ = "0.1.0"
 
 __all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Fault", "FormatError", "Global",
-           "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "ScanReport", "UntrustedError",
-           "memmap", "open", "repair", "scan", "verify"]
+           "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "ScanReport",
+           "UntrustedError", "memmap", "open", "repair", "scan", "verify"]
 
 
 def __dir__() -> list[str]:

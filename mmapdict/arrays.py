@@ -15,7 +15,7 @@ import numpy as np
 from . import format as fmt
 from .errors import CorruptError
 from .format import Buffer, Payload
-from .literals import ARGUMENT_SIZES, decode_literal, encode_literal, skip_filler
+from .literals import ARGUMENT_SIZES, decode_literal, encode_literal, shown, skip_filler
 from .views import Root, map_array, map_masked
 
 Order = Literal["C", "F"]
@@ -65,15 +65,15 @@ def check_spec(spec: Any, aligned: bool = False) -> None:
     """
     if type(spec) is str:
         if not _SIMPLE_SPEC.fullmatch(spec):
-            raise ValueError(f"{spec!r} describes no simple dtype")
+            raise ValueError(f"{shown(spec)} describes no simple dtype")
     elif type(spec) is tuple and len(spec) == 2:
         base, rest = spec
         if type(rest) is dict:
             if type(base) is not str or base[:2] != "|V":
-                raise ValueError(f"fields of {base!r}")
+                raise ValueError(f"fields of {shown(base)}")
             aligned = False
         elif type(rest) is not tuple or not all(type(n) is int and n >= 0 for n in rest):
-            raise ValueError(f"{rest!r} is no shape of a sub-array")
+            raise ValueError(f"{shown(rest)} is no shape of a sub-array")
         check_spec(base)
         check_spec(rest if type(rest) is dict else base, aligned)
     elif type(spec) is dict and spec.keys() <= {"names", "formats", "offsets", "itemsize", "titles", "aligned"}:
@@ -83,7 +83,7 @@ def check_spec(spec: Any, aligned: bool = False) -> None:
         for part in formats:
             check_spec(part, aligned or spec.get("aligned") is True)
     else:
-        raise ValueError(f"{spec!r} describes no dtype")
+        raise ValueError(f"{shown(spec)} describes no dtype")
 
 
 def structure_spec(dtype: np.dtype[Any], field_spec: Callable[[np.dtype[Any]], Any]) -> dict[str, Any]:
@@ -452,8 +452,9 @@ class _Cursor:
 
     def shape(self) -> tuple[int, ...]:
         shape = self.literal()
-        if type(shape) is not tuple or not all(type(n) is int and n >= 0 for n in shape):
-            raise self.fail(f"{shape!r} is not the shape of an array")
+        # The bound also keeps the product of the sizes short: numpy has at most 64 dimensions, and no larger sizes.
+        if type(shape) is not tuple or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+            raise self.fail(f"{shown(shape)} is not the shape of an array")
         return shape
 
     def dtype(self) -> np.dtype[Any]:
@@ -468,9 +469,9 @@ class _Cursor:
                 check_spec(spec)
                 dtype = np.dtype(spec)
             except Exception as exc:        # numpy's parsers raise whatever they stumble over
-                raise self.fail(f"{spec!r} is not a dtype: {exc}") from exc
+                raise self.fail(f"{shown(spec)} is not a dtype: {exc}") from exc
             if dtype.hasobject or dtype.subdtype is not None:
-                raise self.fail(f"an array of dtype {spec!r} cannot be mapped")
+                raise self.fail(f"an array of dtype {shown(spec)} cannot be mapped")
             if dtype.names is None and len(_dtypes) < 4096:
                 # Fields can be renamed in place, so that each array of a structured dtype gets one of its own.
                 _dtypes[ops] = dtype

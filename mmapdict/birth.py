@@ -149,8 +149,7 @@ def replacement(path: str, old: Optional[File], keep: Optional[str] = None) -> I
             keep_attributes(old.fd, new.fd)
         new.sync()
         _name(new, temporary)
-        if keep is not None:
-            _link_or_rename(path, keep)
+        kept = False
         try:
             if old is not None:
                 # I13: marked before it is replaced. Who finds the mark and the path unchanged takes it off.
@@ -162,8 +161,16 @@ def replacement(path: str, old: Optional[File], keep: Optional[str] = None) -> I
                 new.close()
                 if old is not None:
                     old.close()
+            if keep is not None:
+                _link_or_rename(path, keep)
+                kept = True
             os.replace(temporary, path)
         finally:
+            if keep is not None and kept and os.path.lexists(temporary):
+                if os.path.lexists(path):
+                    os.unlink(keep)             # the same file has both names
+                else:
+                    os.rename(keep, path)
             if old is not None and marked:
                 _mark(old, fmt.NORMAL if os.path.lexists(temporary) else fmt.SUPERSEDED)
         sync_folder(os.path.dirname(path))

@@ -86,7 +86,7 @@ def stored_parts(view: memoryview, base: int, record: Record, key: Any, at: int,
         return Stored(fmt.join_parts(key_parts(key), parts), 0, used)
     found = _array_parts(view, base, info) if isinstance(info, ArrayInfo) else _masked_parts(view, base, info)
     if found is None:
-        # Written by another program, in a way that this one would not: as any other value then.
+        # Written by another program, in a way that this one would not.
         encoded = encode(_copied(view, base, info), memo)
         return Stored(fmt.join_parts(key_parts(key), encoded.parts), encoded.groups, encoded.memo)
     groups = fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS
@@ -101,18 +101,18 @@ def _array_parts(view: memoryview, base: int, info: ArrayInfo) -> Optional[Parts
         return None
     payload: Any = parts[1]
     start = info.offset - base
-    parts[1] = _mapped(payload.head, view[start:start + info.nbytes], payload.alignment, 0, info.offset,
-                       payload.nbytes - info.nbytes)
+    data = view[start:start + payload.nbytes]           # with the zeros that make its size a multiple of 8
+    if len(data) < payload.nbytes or any(data[info.nbytes:]):
+        return None
+    parts[1] = _mapped(payload.head, data, payload.alignment, 0, info.offset)
     return parts
 
 
-def _mapped(head: bytes, data: memoryview, alignment: int, residue: int, offset: int, padding: int = 0) -> Payload:
+def _mapped(head: bytes, data: memoryview, alignment: int, residue: int, offset: int) -> Payload:
     """Return a payload of a mapped file's bytes; small ones are copied."""
     if len(data) < DIRECT_FROM:
-        return Payload(head, bytes(data) + bytes(padding), len(data) + padding, alignment, residue)
-    payload = MappedPayload(head, data, alignment, residue, offset)
-    payload.nbytes += padding
-    return payload
+        return Payload(head, bytes(data), len(data), alignment, residue)
+    return MappedPayload(head, data, alignment, residue, offset)
 
 
 def _masked_parts(view: memoryview, base: int, info: MaskedInfo) -> Optional[Parts]:
@@ -187,7 +187,9 @@ def _pickled_parts(ops: memoryview, at: int, memo: int) -> tuple[Parts, int]:
         if op == fmt.LONG_BINPUT:
             low, high = min(low, argument), max(high, argument)
         if op in _BIG and end - start > fmt.BIG_PAYLOAD:
-            pieces += (bytes(ops[kept:pos if filler < 0 else filler]), _text_payload(ops, at, pos, start, end))
+            pieces += (bytes(ops[kept:pos if filler < 0 else filler]),
+                       _mapped(bytes(ops[pos:start]), ops[start:end], fmt.RECORD_ALIGNMENT,
+                               start - end & fmt.RECORD_ALIGNMENT - 1, at + start))
             kept = end
         elif (op == fmt.SHORT_BINBYTES or op == fmt.BINBYTES) and end < n and ops[end] == fmt.POP \
                 and not any(ops[start:end]):
@@ -205,18 +207,6 @@ def _pickled_parts(ops: memoryview, at: int, memo: int) -> tuple[Parts, int]:
         return [p if isinstance(p, Payload) else shift_memo(p, memo - low) for p in pieces], high - low + 1
     except OverflowError as exc:
         raise CorruptError("a value fetches from the memo what is not its own", None, at) from exc
-
-
-def _text_payload(ops: memoryview, at: int, pos: int, start: int, end: int) -> Payload:
-    """Return the payload of the opcode at `pos` whose argument stands from `start` to `end`.
-
-    What stands at a place where an array's bytes would be keeps such a place.
-    """
-    n = end - start
-    alignment = fmt.array_payload(None, n, 1).alignment
-    if (at + start) % alignment or n % fmt.RECORD_ALIGNMENT:
-        alignment = fmt.RECORD_ALIGNMENT
-    return _mapped(bytes(ops[pos:start]), ops[start:end], alignment, -n % fmt.RECORD_ALIGNMENT, at + start)
 
 
 # -- a whole file -----------------------------------------------------------------------------------------------
@@ -293,7 +283,7 @@ class Builder:
 
     def _add_payload(self, payload: MappedPayload) -> None:
         self._flush()
-        start, n = self._written, len(payload.data)
+        start, n = self._written, payload.nbytes
         if self.source is None or n < COPY_FROM:
             if not self.sparse:
                 self.file.allocate(start, start + n)
@@ -301,7 +291,6 @@ class Builder:
         else:
             self._copy(start, self.source, payload.offset, n)
         self._written += n
-        self._run += bytes(payload.nbytes - n)
 
     def _copy(self, start: int, source: File, offset: int, n: int) -> None:
         if not self._synced:

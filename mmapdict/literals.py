@@ -244,3 +244,15 @@ def plain_key(key: Any, depth: int = 0) -> Any:
             key = item
     check_key(key, depth)
     return key
+
+
+def shown(value: Any) -> str:
+    """Return a short text of a key, a shape or a dtype's description, to stand in a message.
+
+    An int of many digits has no `repr`, and not every text can be printed.
+    """
+    try:
+        text = repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    except ValueError:
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"

@@ -28,9 +28,10 @@ from .birth import new_file, replacement
 from .copying import Builder, stored_parts
 from .errors import CorruptError, FormatError
 from .format import Record
-from .literals import check_key, decode_literal, skip_filler
+from .literals import check_key, decode_literal, skip_filler, shown
 from .machine import ARGUMENT, trace
-from .store import full_path, raw_bytes
+from .seals import check, decode_seal, is_seal
+from .store import OFFSET_MAX, full_path, raw_bytes
 
 __all__ = ["Lost", "RepairReport", "repair"]
 
@@ -78,7 +79,7 @@ class Lost(NamedTuple):
 
     def __str__(self) -> str:
         where = f"offset {self.offset}" + ("" if self.end is None else f" to {self.end}")
-        return f"{where}{'' if self.key is None else ', key ' + _shown(self.key)}: {self.why}"
+        return f"{where}{'' if self.key is None else ', key ' + shown(self.key)}: {self.why}"
 
 
 class RepairReport:
@@ -123,23 +124,14 @@ class RepairReport:
         else:
             lines = [f"{self.path}: damaged",
                      f"saved {len(self.saved)} keys to {self.output}",
-                     *_some("  ", self.saved, _shown),
+                     *_some("  ", self.saved, shown),
                      f"lost {len(self.lost)}" + (":" if self.lost else ""),
                      *_some("  ", self.lost, str)]
             if self.original is not None:
                 lines.append(f"the damaged file is {self.original} now")
         if self.doubtful:
-            lines += [f"not as they were sealed, {len(self.doubtful)}:", *_some("  ", self.doubtful, _shown)]
+            lines += [f"not as they were sealed, {len(self.doubtful)}:", *_some("  ", self.doubtful, shown)]
         return "\n".join(lines + self.notes)
-
-
-def _shown(key: Any) -> str:
-    """Return a short text of a key; an int of many digits has no `repr`."""
-    try:
-        text = repr(key)
-    except ValueError:
-        text = f"a very large {type(key).__name__}"
-    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"
 
 
 def _some(indent: str, items: list[Any], text: Any) -> Iterator[str]:
@@ -263,9 +255,11 @@ class _Search:
         self.damaged = False            # anything of the structure
         self.broken = False             # a record, or what should be one
         self.tag = 0
-        self.stop = 0                   # the header's, if it can be one
+        self.said = 0                   # the offset of the STOP by the header, if it makes sense
+        self.stop = 0                   # the same, if the file reaches so far
         self.items: dict[Any, _Item] = {}
         self.unsure: dict[Any, _Item] = {}          # whole, but for the byte that says whether they count
+        self.seal: Optional[Record] = None
         self._scanned = fmt.HEADER_SIZE
         self._starts: deque[int] = deque()
 
@@ -273,11 +267,17 @@ class _Search:
         """Return what counts, in the order of the file; the report gets the rest."""
         recognised = self._read_header()
         for record, sure in self._records():
+            self.seal = None                # one that is not the last record holds no more
             self._take(record, sure)
         self._decide_unsure()
         if not recognised and not self.items:
             raise FormatError(self._foreign(), self.report.path)
-        self.report.whole = not self.damaged and not self.report.lost
+        if self.seal is not None:
+            self._check_seal(self.seal)
+        self.report.whole = not self.damaged and not self.report.lost and not self.report.doubtful
+        counted = self._cell(fmt.LIVE_OFFSET)
+        if self.report.whole and not self._cell(fmt.COMMIT_OFFSET) & 1 and counted != len(self.items):
+            self._note(f"the header counts {counted} keys, there are {len(self.items)}")
         return self.items
 
     def _note(self, text: str) -> None:
@@ -303,8 +303,9 @@ class _Search:
         self.tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
         if self.size > fmt.HEADER_SIZE:
             stop = self._cell(fmt.STOP_OFFSET)
-            if fmt.HEADER_SIZE <= stop < self.size and stop % fmt.RECORD_ALIGNMENT == 0:
-                self.stop = stop
+            if fmt.HEADER_SIZE <= stop <= OFFSET_MAX and stop % fmt.RECORD_ALIGNMENT == 0:
+                self.said = stop
+                self.stop = stop if stop < self.size else 0
         self._find_tag()
         return recognised
 
@@ -328,7 +329,7 @@ class _Search:
         """
         if self.size < fmt.HEADER_SIZE + _HEAD_MAX or self._decode(fmt.HEADER_SIZE, self.tag) is not None:
             return
-        if any(self._decode(at, self.tag) is not None for at in self._scan_all(self.tag)):
+        if any(self._find(at, self.tag) is not None for at in self._scan_all(self.tag)):
             return
         inner = self._inner_headers()
         begins = [begin for begin, _ in inner]
@@ -341,7 +342,7 @@ class _Search:
             i = bisect_left(begins, at)
             if any(at - begin ^ inside == tag ^ at for begin, inside in inner[max(0, i - HEADERS_MAX):i]):
                 continue
-            record = self._decode(at, tag)
+            record = self._find(at, tag)
             if record is not None:
                 covered[tag] = covered.get(tag, 0) + record.end - at
                 ends[tag] = record.end
@@ -410,7 +411,7 @@ class _Search:
             while starts:
                 if starts[0] >= limit:
                     return None
-                if starts[0] > at and self._decode(starts[0], self.tag) is not None:
+                if starts[0] > at and self._find(starts[0], self.tag) is not None:
                     return starts[0]
                 starts.popleft()
             start = max(self._scanned, at - at % 8)
@@ -433,8 +434,13 @@ class _Search:
         except CorruptError:
             return None
 
-    def _look(self, at: int) -> Optional[_Head]:
-        """Return what stands at `at` if its tag says that it is a record of this file, though perhaps a damaged one."""
+    def _find(self, at: int, tag: int) -> Optional[Record]:
+        """Return the record at `at`, where something looks like one, or None; no long checks of what is none."""
+        head = self._look(at, tag)
+        return self._decode(at, tag) if head is not None and head.sound else None
+
+    def _look(self, at: int, tag: int) -> Optional[_Head]:
+        """Return what stands at `at` if its tag says that it is a record of the file, though perhaps a damaged one."""
         view, size = self.view, self.size
         if at + _HEAD_MAX > size:
             return None
@@ -449,7 +455,7 @@ class _Search:
         else:
             return None
         tagged, crc, span = fmt.CHECK.unpack_from(view, pos)
-        if tagged != at ^ self.tag:
+        if tagged != at ^ tag:
             return None
         content = pos + n + 1
         sound = n >= fmt.CHECK.size and span <= fmt.SPAN_MAX and content + span <= size and crc == crc32(
@@ -468,12 +474,13 @@ class _Search:
             record = self._decode(at, self.tag)
             sure = True
             if record is None:
-                head = self._look(at)
+                head = self._look(at, self.tag)
                 if head is not None and head.sound and head.op not in (fmt.LIVE, fmt.DEAD) and self._closes(head):
                     record = Record(at, head.end, True, head.entry, head.content, head.covered,
                                     head.end - 1 - head.entry)
                     sure = False
-                elif at == self.stop and head is None and self._next_record(at, self.size) is None:
+                elif at == self.stop and head is None and not self._cell(fmt.COMMIT_OFFSET) & 1 \
+                        and self._next_record(at, self.size) is None:
                     break                               # only the STOP itself is damaged
                 else:
                     at = self._pass_damage(at, head)
@@ -489,6 +496,9 @@ class _Search:
             at = record.end
         self.damaged = True
         self._note("the STOP at the end of the records was damaged or missing")
+        if self.size <= at < self.said:
+            self.report.lost.append(Lost(at, self.said, None, "cut off by the end of the file: the header speaks of "
+                                         "records up to there"))
 
     def _is_end(self, at: int) -> bool:
         """Whether the STOP at the offset `at` is the end of what counts.
@@ -517,15 +527,13 @@ class _Search:
         self.damaged = self.broken = True
         view, size = self.view, self.size
         limit = self.stop if self.stop > at else size
-        end: Optional[int] = None
         # A value may hold anything, records too: where the damaged one's own end is credible, go on there.
-        if head is not None and head.end < size and self._closes(head) \
-                and (view[head.end] == fmt.STOP or self._decode(head.end, self.tag) is not None):
+        if head is not None and (head.sound or head.end < size and self._closes(head) and (
+                view[head.end] == fmt.STOP or self._decode(head.end, self.tag) is not None)):
             end = head.end
         else:
-            end = self._next_record(at, limit)
-            if end is None:
-                end = limit
+            cut = head is not None and head.covered > size and size < head.end <= self.said
+            end = self._next_record(at, limit) or (head.end if head is not None and cut else limit)
         key, why = self._describe(at, end, head)
         self.report.lost.append(Lost(at, end, key, why))
         return end
@@ -543,7 +551,7 @@ class _Search:
                 key, _ = decode_literal(self.view, head.content, min(head.end, self.size))
                 check_key(key)
         kind = "" if head.entry else "no key, a hidden record; if it deleted keys, these are back: "
-        if head.sound and head.end > self.size:
+        if head.end > self.size and (head.sound or head.covered > self.size):
             return key, f"{kind}cut off by the end of the file: {self.size - at} of {head.end - at} bytes are there"
         if head.sound:
             return key, f"{kind}it does not end where its length says"
@@ -561,7 +569,7 @@ class _Search:
             key, at = decode_literal(view, record.content, record.body_end)
             check_key(key)
             self._check_value(record, at)
-        except (CorruptError, TypeError) as exc:
+        except (TypeError, ValueError) as exc:          # ValueError: also an int of too many digits for a message
             why = exc.message if isinstance(exc, CorruptError) else str(exc)
             self.report.lost.append(Lost(record.offset, record.end, key, why))
         else:
@@ -573,7 +581,9 @@ class _Search:
 
     def _take_hidden(self, record: Record) -> None:
         view, start, end = self.view, record.content, record.body_end
-        if view[start:end] == fmt.CLEAR:
+        if is_seal(view, 0, record):
+            self.seal = record
+        elif view[start:end] == fmt.CLEAR:
             self.items.clear()
             self.unsure.clear()
         elif view[start:start + len(fmt.DROP)] == fmt.DROP:
@@ -588,6 +598,20 @@ class _Search:
             else:
                 self.items.pop(key, None)
                 self.unsure.pop(key, None)
+
+    def _check_seal(self, record: Record) -> None:
+        """Report values whose bytes are not those that were sealed."""
+        try:
+            seal = decode_seal(self.view, 0, record)
+        except CorruptError as exc:
+            self.damaged = True
+            self._note(f"the file was sealed, but {exc}; damage inside of values does not show")
+            return
+        if seal is not None:
+            keys = {item.record.offset: key for key, item in self.items.items()}
+            live = [(item.record.offset, item.record.end) for item in self.items.values()]
+            self.report.doubtful = [keys[difference.offset] for difference in check(seal, self.view, live)
+                                    if difference.kind == "changed" and difference.offset in keys]
 
     def _check_value(self, record: Record, at: int) -> None:
         """Raise CorruptError unless an unpickler can load the value; its classes apart."""
@@ -645,6 +669,6 @@ class _Search:
             self._note(f"whether the records at offset {where} count is damaged; they do not, by the header's count")
             return
         self._note(f"whether the records at offset {where} count is damaged; they may have been deleted: "
-                   + ", ".join(map(_shown, self.unsure)))
+                   + ", ".join(map(shown, self.unsure)))
         self.items.update(self.unsure)
         self.items = dict(sorted(self.items.items(), key=lambda item: item[1].record.offset))

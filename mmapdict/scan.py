@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 from . import format as fmt
 from .errors import CorruptError, FormatError
 from .format import Record
-from .literals import check_key, decode_literal, skip_filler
+from .literals import check_key, decode_literal, skip_filler, shown
 from .machine import Trace, trace
 from .store import full_path, raw_bytes
 from .trust import Trust
@@ -56,7 +56,7 @@ class Global(NamedTuple):
         return f"{'?' if self.module is None else self.module}.{'?' if self.name is None else self.name}"
 
     def __str__(self) -> str:
-        where = f" of key {_shown(self.key)}" if self.in_entries else ""
+        where = f" of key {shown(self.key)}" if self.in_entries else ""
         times = "once" if self.times == 1 else f"{self.times:,} times"
         return (f"{'allowed    ' if self.allowed else 'NOT ALLOWED'}  {ascii(self.full_name)[1:-1]}  {times}, first at "
                 f"offset {self.offset}{where}")
@@ -109,14 +109,6 @@ class ScanReport:
             f"{refused} of {len(self.globals)} names not allowed" + ("" if self.fault is None else "; damaged")
         lines.append(f"{self.path}: {verdict}")
         return "\n".join(lines)
-
-
-def _shown(key: Any) -> str:
-    try:
-        text = ascii(key)
-    except ValueError:                      # an int of many digits
-        text = f"a very large {type(key).__name__}"
-    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"
 
 
 def scan(path: Any) -> ScanReport:

@@ -18,7 +18,7 @@ from . import seals
 from .arrays import ArrayInfo, decode_info
 from .errors import BusyError, CorruptError
 from .format import Record
-from .literals import check_key, decode_literal
+from .literals import check_key, decode_literal, shown
 from .machine import trace
 from .scan import dropped_key
 from .store import full_path, raw_bytes
@@ -60,7 +60,7 @@ class Fault(NamedTuple):
     key: Any = None
 
     def __str__(self) -> str:
-        key = "" if self.key is None else f", key {_shown(self.key)}"
+        key = "" if self.key is None else f", key {shown(self.key)}"
         return f"offset {self.offset}{key}: {self.kind}: {self.message}"
 
 
@@ -114,15 +114,6 @@ class Report:
 
 def _counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _shown(key: Any) -> str:
-    """Return a short text of a key; an int of many digits has no `repr`."""
-    try:
-        text = ascii(key)
-    except ValueError:
-        text = f"a very large {type(key).__name__}"
-    return text if len(text) <= 80 else f"{text[:70]}... ({len(text)} characters)"
 
 
 def verify(path: Any) -> Report:
