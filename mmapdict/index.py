@@ -17,7 +17,7 @@ from . import format as fmt
 from .arrays import KEY_MAX, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import Payload, Record
-from .literals import check_key, decode_literal, key_parts, skip_filler
+from .literals import check_inert, check_key, decode_literal, key_parts, skip_filler
 from .pickling import highest_memo, shift_memo
 from .store import File
 from .values import Encoded
@@ -180,16 +180,22 @@ class Index:
             start, end = record.content - base, record.body_end - base
             if view[start:start + len(fmt.DROP)] == fmt.DROP:
                 self._take_drop(record, view, start + len(fmt.DROP), end)
-            elif view[start:start + len(fmt.SEAL)] == fmt.SEAL:
+                return
+            content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
+            if content == fmt.CLEAR:
+                self._drop_all(record.offset)
+                return
+            for group, ops in fmt.GROUPS.items():
+                if content == ops:                  # I10: only what is the same byte by byte is relied on
+                    self.groups.setdefault(group, record.offset)
+                    self._hidden_waste -= record.end - record.offset
+                    return
+            try:
+                check_inert(view, start, end)
+            except CorruptError as exc:
+                raise CorruptError(exc.message, None, record.offset) from exc
+            if content.startswith(fmt.SEAL):
                 self.seal = record.offset
-            elif end - start <= fmt.SPAN_MAX:
-                content = bytes(view[start:end])
-                if content == fmt.CLEAR:
-                    self._drop_all(record.offset)
-                for group, ops in fmt.GROUPS.items():
-                    if content == ops:              # I10: only what is the same byte by byte is relied on
-                        self.groups.setdefault(group, record.offset)
-                        self._hidden_waste -= record.end - record.offset
 
     def _take_drop(self, record: Record, view: memoryview, at: int, end: int) -> None:
         try:

@@ -4,6 +4,7 @@ Containers are always written with their MARK, so that where a literal ends is k
 """
 from __future__ import annotations
 
+import codecs
 import struct
 from collections.abc import Iterable
 from typing import Any, Union
@@ -160,6 +161,37 @@ def skip_filler(buf: Buffer, pos: int, end: int) -> int:
             break                       # a bytes object that is not thrown away
         pos = after + 1
     return pos
+
+
+_PUSHING = frozenset((*ARGUMENT_SIZES, *_FIXED, NONE, NEWTRUE, NEWFALSE))
+
+
+def check_inert(buf: Buffer, pos: int, end: int) -> None:
+    """Raise CorruptError unless the opcodes from `pos` to `end` only push plain constants, and drop them again.
+
+    So a record of a kind that this version does not know changes neither the mapping nor what others fetch.
+    """
+    pushed = after = 0
+    while pos < end:
+        op = buf[pos]
+        if op == POP:
+            pushed -= 1
+            after = pos + 1
+        elif op in _PUSHING:
+            pushed += 1
+            start = after = pos + 1 + ARGUMENT_SIZES.get(op, _FIXED.get(op, 0))
+            if op in ARGUMENT_SIZES:
+                after += int.from_bytes(buf[pos + 1:start], "little")
+                if op in _STRINGS and after <= end:
+                    try:
+                        codecs.decode(buf[start:after], "utf-8", "surrogatepass")       # an unpickler does so too
+                    except UnicodeDecodeError:
+                        pushed = -1
+        else:
+            pushed = -1
+        if pushed < 0 or after > end:
+            raise CorruptError("a hidden record of an unknown kind that does more than to push constants")
+        pos = after
 
 
 def check_key(key: Any, depth: int = 0) -> None:
