@@ -30,6 +30,7 @@ _SYNCED = fmt.SYNCED_OFFSET >> 3
 _BOOT = fmt.BOOT_ID_OFFSET >> 3
 _STOP = bytes((fmt.STOP,))
 _MARK = bytes((fmt.MARK,))
+REMEDY = "mmapdict.repair(path) copies what is whole"
 _PLAIN = frozenset((str, int, bytes, float, bool, type(None)))
 
 
@@ -42,10 +43,10 @@ class Batch:
         Where the next record goes.
     memo : int
         The memo mark that comes with it.
-    older : dict of int to object
-        Offsets of published records that it supersedes, and their keys.
+    older : list of int
+        Offsets of published records that it supersedes.
     replaced : set
-        These keys.
+        Their keys.
     dropped : set
         Keys that it takes out, and perhaps puts in again.
     dead : int
@@ -62,7 +63,7 @@ class Batch:
     def __init__(self, end: int, memo: int) -> None:
         self.end = end
         self.memo = memo
-        self.older: dict[int, Any] = {}
+        self.older: list[int] = []
         self.replaced: set[Any] = set()
         self.dropped: set[Any] = set()
         self.dead = 0
@@ -105,10 +106,10 @@ class Index:
         self.offsets: dict[Any, int] = {}
         self.end = fmt.HEADER_SIZE
         self.groups: dict[int, int] = {}
-        # Keys of which an older record was live when the newer was found: the writer is, or died, in between, or it
-        # leaves the older one for as long as only that is on the disk.
+        # Keys of which an older record was live when the newer was found: the writer is, or died, in between.
         self._shadowed: dict[Any, list[int]] = {}
-        # Entries that were live when a record was found that takes them out, and that record's offset.
+        # Entries that were live when a record was found that takes them out, and that record's offset. Some wait there
+        # until what supersedes them is on the disk (I14).
         self._dropped: list[tuple[int, int]] = []
         self.seal: Optional[int] = None
         self._hidden_waste = 0
@@ -155,10 +156,10 @@ class Index:
                 found.append(record)
                 self.end = record.end
         except CorruptError as exc:
-            raise CorruptError(f"{exc.message}; before it stand {len(self.offsets)} keys", file.path,
+            raise CorruptError(f"{exc.message}; before it stand {len(self.offsets)} keys; {REMEDY}", file.path,
                                self.end if exc.offset is None else exc.offset) from exc
         except ValueError as exc:
-            raise CorruptError(f"the file ends without its STOP, behind {len(self.offsets)} keys", file.path,
+            raise CorruptError(f"the file ends without its STOP, behind {len(self.offsets)} keys; {REMEDY}", file.path,
                                self.end) from exc
 
     def _take(self, record: Record, view: memoryview, base: int) -> None:
@@ -388,31 +389,33 @@ class Index:
         memo = file.cells[_MEMO] if batch is None else batch.memo
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
+        older = [] if old is None else self._all_live(key, old)
+        # What is on the disk stays live until its successor is there too (I14). A loader that has run it must lose it
+        # again, also if the successor is deleted by then.
+        waits = not self.durable and any(offset < file.cells[_SYNCED] for offset in older) \
+            and (batch is None or key not in batch.dropped)
         array = value.array
         ops: Any = parts[0]
         groups: dict[int, int] = {}
-        if array is not None and array.template.small and fmt.ARRAYS in self.groups and len(parts) == 1 \
+        if not waits and array is not None and array.template.small and fmt.ARRAYS in self.groups and len(parts) == 1 \
                 and len(ops) <= KEY_MAX:
             offset, template = self.end if batch is None else batch.end, array.template
             record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, array.data,
                                            template.tail)
             self._write_behind(record, end)
         else:
-            offset, end, groups = self._write_entry(parts, value, memo, sparse)
-        older = [] if old is None else self._all_live(key, old)
+            offset, end, groups = self._write_entry(parts, value, memo, sparse, waits)
         if batch is None:
-            deferred = self._publish(end, memo + value.memo if value.memo else 0, older,
-                                     file.cells[_LIVE] + (old is None))
+            self._publish(end, memo + value.memo if value.memo else 0, older, file.cells[_LIVE] + (old is None))
         else:
-            deferred = []
             self._note(batch, end, memo + value.memo, {offset: key for offset in older})
+            if waits:
+                batch.dropped.add(key)
         self.groups.update(groups)
         if old is None:
             self._count += 1
         else:
             self.forget(key)
-            if deferred:
-                self._shadowed[key] = deferred
         self.offsets[key] = offset
         if batch is not None:
             batch.whole = True
@@ -423,8 +426,10 @@ class Index:
         return [*filter(self.is_live, self._shadowed.get(key, ())), newest]
 
     def _write_entry(self, parts: list[Union[bytes, Payload]], value: Encoded, memo: int,
-                     sparse: bool) -> tuple[int, int, dict[int, int]]:
+                     sparse: bool, drop: bool) -> tuple[int, int, dict[int, int]]:
         """Write an entry of any kind behind the STOP, and before it the globals that the file has not yet.
+
+        With `drop`, a record that takes the key out stands before it too.
 
         Returns
         -------
@@ -438,6 +443,11 @@ class Index:
         offset = self.end if self.batch is None else self.batch.end
         hidden: list[Any] = []
         groups: dict[int, int] = {}
+        if drop:
+            start = offset
+            pieces, offset, _ = fmt.encode_record(offset, file.tag, fmt.drop_parts(parts), entry=False)
+            hidden += (*pieces, _MARK)
+            self._hidden_waste += offset - start
         for group, ops in fmt.GROUPS.items():
             if value.groups & group and group not in self.groups:
                 # I10: published with the first entry that needs it, before it.
@@ -504,7 +514,7 @@ class Index:
             file.write(start, run)
         file.make_room(end + 2)                 # else each hole would need a map of its own
 
-    def _publish(self, end: int, memo: int, older: list[int], live: int, dead: int = 0) -> list[int]:
+    def _publish(self, end: int, memo: int, older: list[int], live: int, dead: int = 0) -> None:
         """Make what was written behind the STOP count, and kill the records that it supersedes.
 
         Parameters
@@ -519,15 +529,11 @@ class Index:
             The number of keys then.
         dead : int
             How many bytes of what is published are dead records.
-
-        Returns
-        -------
-        list of int
-            Those of them that stay live for now: they are on the disk, and what supersedes them is not (I14).
         """
         file, cells = self.file, self.file.cells
         if self.durable:
             file.sync()                                             # I15: all of it is on the disk before the publish
+        by = self.end
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5: odd while a writer is inside
         if memo:
@@ -536,16 +542,12 @@ class Index:
         self.end = end
         file.store_cell(fmt.STOP_OFFSET, end)                       # I4: a hint; the walk is the truth
         self._unseal()                                              # I16: a record stands behind it by now
-        deferred: list[int] = []
-        if self.durable:
-            deferred = older
-        elif older:
-            synced = cells[_SYNCED]
-            for offset in older:
-                if offset >= synced:
-                    self._kill(offset)
-                else:
-                    deferred.append(offset)                         # I14
+        # I14: those that are on the disk stay live for now; a record was published that takes them out.
+        synced = self.end if self.durable else cells[_SYNCED]
+        waiting = [offset for offset in older if offset < synced]
+        for offset in older:
+            if offset >= synced:
+                self._kill(offset)
         if live != cells[_LIVE]:
             file.store_cell(fmt.LIVE_OFFSET, live)                  # I4
         if dead:
@@ -553,11 +555,11 @@ class Index:
         commit += 2
         file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5: even again, and moved
         self._counted_at = commit if self._counted_at == commit - 2 else -1
-        if not self.durable:
-            return deferred
-        file.sync()                                                 # I15: the publish is on the disk before a kill
-        self._kill_superseded(deferred, end)
-        return []
+        if self.durable:
+            file.sync()                                             # I15: the publish is on the disk before a kill
+            self._kill_superseded(waiting, end)
+        else:
+            self._dropped += [(offset, by) for offset in waiting]
 
     def _kill_superseded(self, offsets: list[int], synced: int) -> None:
         """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
@@ -584,7 +586,8 @@ class Index:
     def waste(self) -> int:
         """Return how many bytes stand in records that a new file with the same content would not have."""
         superseded = sum(fmt.RECORD_HEAD + 1 + self._length(offset) for offset, _ in self._superseded())
-        return int(self.file.cells[_DEAD]) + superseded + self._hidden_waste
+        seal = fmt.RECORD_HEAD + 1 + self._length(self.seal) if self.seal is not None and self.sealed else 0
+        return int(self.file.cells[_DEAD]) + superseded + self._hidden_waste - seal
 
     def waits_for_disk(self) -> bool:
         """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""
@@ -638,16 +641,13 @@ class Index:
             return
         end = self._write_hidden([fmt.CLEAR])
         older = {o: key for key, offset in snapshot for o in self._all_live(key, offset)}
-        deferred: list[tuple[int, int]] = []
         if self.batch is not None:
             self._note(self.batch, end, 0, older)
             self.batch.cleared = True
         else:
-            by = self.end
-            deferred = [(offset, by) for offset in self._publish(end, 0, list(older), 0)]
+            self._publish(end, 0, list(older), 0)
         self.offsets.clear()
         self._shadowed.clear()
-        self._dropped += deferred
         self._counted_at, self._count = self.file.cells[_COMMIT], 0
         if self.batch is not None:
             self.batch.whole = True
@@ -740,7 +740,7 @@ class Index:
                 self.file.store_byte(offset + 1, fmt.DEAD)          # I3: behind the STOP
                 batch.dead += fmt.RECORD_HEAD + 1 + self._length(offset)
             else:
-                batch.older[offset] = key
+                batch.older.append(offset)
                 batch.replaced.add(key)
 
     def _remove_later(self, batch: Batch, key: Any, offset: int) -> None:
@@ -766,13 +766,7 @@ class Index:
         file = self.file
         if file.read(batch.end, 1) != _STOP:
             file.write(batch.end, _STOP)            # I3: cut off by a later write, which failed
-        by = batch.end
-        for offset in self._publish(by, batch.memo, list(batch.older), self._count, batch.dead):
-            key = batch.older[offset]
-            if key in self.offsets and key not in batch.dropped and not batch.cleared:
-                self._shadowed.setdefault(key, []).append(offset)
-            else:
-                self._dropped.append((offset, by))
+        self._publish(batch.end, batch.memo, batch.older, self._count, batch.dead)
         self.batch = None
 
     def abandon(self) -> None:

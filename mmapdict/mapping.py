@@ -30,6 +30,7 @@ from .index import Index
 from .literals import key_parts, plain_key
 from .seals import seal_parts
 from .trust import Trust
+from .values import Encoded
 from .vacuum import copy_live
 from .verify import Report
 from .verify import verify as verify_file
@@ -117,7 +118,7 @@ class MmapDict(MutableMapping[Any, Any]):
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        The file. Nothing else is left beside it.
+        The file. Nothing else is left beside it, but by a process that was killed while it put a new file in its place.
     mode : str
         ``"r"``: read only, takes no lock and writes nothing. ``"r+"``: the file must exist. ``"a"``: it is
         created if missing. ``"w"``: it starts anew; a file that is there is replaced in one step. ``"x"``: it
@@ -145,10 +146,12 @@ class MmapDict(MutableMapping[Any, Any]):
     -----
     Every method of `dict` is there, but for `fromkeys`. By task:
 
-    - change: ``d[k] = v``, ``del d[k]``, `create`, `update`, `setdefault`, `pop`, `popitem`, `clear`
+    - change: ``d[k] = v``, ``del d[k]``, `create`, `update`, `setdefault`, `pop`, `popitem`, `clear`; `batch`: several
+      changes in one step
     - look: ``d[k]``, `get`, ``in``, ``len``, `keys`, `values`, `items`, `copy`, `entry`, `entries`, `info`
     - follow others: `commit`, `wait`, `watch`
     - disk: `flush`, `sync`, `close`
+    - upkeep: `free_bytes`, `vacuum`, `verify`, `seal`, `sealed`, `unseal`
 
     Keys are str, bytes, int, float, bool, None and tuples of them; ``1 == 1.0 == True`` is one key. numpy scalars
     that equal one of these are stored as that. The order is that of the file, the same that ``pickle.load`` gives:
@@ -286,6 +289,15 @@ class MmapDict(MutableMapping[Any, Any]):
     # -- reading ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
+        """Return the value of a key: of an array a view of the file, of anything else a copy.
+
+        Raises
+        ------
+        KeyError
+            There is no such key.
+        UntrustedError, CorruptError
+            The value names what is not allowed, or is damaged. Only this value is refused.
+        """
         known = self._arrays.get(key)
         if known is not None and known[0] == self._cells[_COMMIT]:
             return _new(memmap, *known[1])
@@ -321,9 +333,12 @@ class MmapDict(MutableMapping[Any, Any]):
             except UntrustedError as exc:
                 key = self._index.read_head(offset)[1]
                 raise UntrustedError(f"{self._path}: the value of {key!r}: {exc.message}", exc.name) from exc
+            except ModuleNotFoundError as exc:
+                key = self._index.read_head(offset)[1]
+                raise ModuleNotFoundError(f"{self._path}: the value of {key!r} needs the module {exc.name}, which is "
+                                          "not installed here", name=exc.name) from exc
             except Exception as exc:
-                if hasattr(exc, "add_note"):        # since Python 3.11
-                    exc.add_note(f"in the value of {self._index.read_head(offset)[1]!r} in {self._path}")
+                self._note(exc, "reading", self._index.read_head(offset)[1])
                 raise
         root, start = self._root(record)
         try:
@@ -463,8 +478,9 @@ class MmapDict(MutableMapping[Any, Any]):
         dict
             ``path``, ``mode``; format ``version``; number of ``keys``; ``commit``; ``size`` of the file in
             bytes; ``used`` bytes, up to the STOP; of these ``live_bytes`` in live records and
-            ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops; next ``memo``
-            index; ``file_id`` as hexadecimal digits.
+            ``dead_bytes`` in replaced and deleted ones, which plain ``pickle.load`` reads and drops, and ``free_bytes``
+            that `vacuum` would give back; whether it is ``sealed``; next ``memo`` index; ``file_id`` as hexadecimal
+            digits.
         """
         with self._mutex:
             index = self._refresh()
@@ -473,7 +489,8 @@ class MmapDict(MutableMapping[Any, Any]):
             return {"path": self._path, "mode": self._mode, "version": cells[fmt.VERSION_OFFSET >> 3],
                     "keys": index.count(), "commit": self.commit, "size": self._file.status().st_size,
                     "used": index.end + 1, "live_bytes": index.end - fmt.HEADER_SIZE - dead, "dead_bytes": dead,
-                    "memo": cells[fmt.MEMO_OFFSET >> 3], "file_id": self._file.file_id.hex()}
+                    "free_bytes": index.waste(), "sealed": index.sealed, "memo": cells[fmt.MEMO_OFFSET >> 3],
+                    "file_id": self._file.file_id.hex()}
 
     def __eq__(self, other: object) -> bool:
         """Whether `other` is a mapping of equal keys and values; arrays are equal element by element."""
@@ -669,6 +686,18 @@ class MmapDict(MutableMapping[Any, Any]):
                 mutex.release()
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        """Store a value; an array is copied into the file. A key that exists gets it, and moves to the end.
+
+        Raises
+        ------
+        TypeError
+            For keys of other types than str, bytes, int, float, bool, None and tuples of them, and NaN.
+        UntrustedError
+            This handle could not read the value back. The message says what to do.
+        OSError
+            There is no room on the disk. Nothing has happened.
+        ReadOnlyError, ClosedError, BusyError
+        """
         if not self._writable:
             self._need_writable()
         key = plain_key(key)
@@ -678,7 +707,22 @@ class MmapDict(MutableMapping[Any, Any]):
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
-        self._change(Index.put, key, parts, values.encode(value, memo, self._trust.check))
+        self._change(Index.put, key, parts, self._encode(key, value, memo))
+
+    def _encode(self, key: Any, value: Any, memo: int) -> Encoded:
+        """Return the opcodes of `value`; an error says for which key."""
+        try:
+            return values.encode(value, memo, self._trust.check)
+        except UntrustedError as exc:
+            raise UntrustedError(f"{self._path}: the value for {key!r}: {exc.message}", exc.name) from exc
+        except Exception as exc:
+            self._note(exc, "storing", key)
+            raise
+
+    def _note(self, exc: Exception, doing: str, key: Any) -> None:
+        """Add to an error what was being done, where there are notes."""
+        if hasattr(exc, "add_note"):                # since Python 3.11
+            exc.add_note(f"{doing} the value of {key!r} in {self._path}")
 
     def _holds(self, key: Any, array: memmap) -> bool:
         """Whether `array` is the very array that is stored under `key`, as after ``d[key] += 1``."""
@@ -700,7 +744,10 @@ class MmapDict(MutableMapping[Any, Any]):
         self._arrays.pop(key, None)
 
     def update(self, other: Any = (), /, **kwargs: Any) -> None:
-        """Set items from a mapping or pairs, then from keyword arguments, one after the other."""
+        """Set items from a mapping or pairs, then from keyword arguments, one after the other.
+
+        An error ends it; what was set before stays. In a `batch` it is all or nothing.
+        """
         self._need_writable()
         super().update(() if other is self else other, **kwargs)
 
@@ -773,7 +820,7 @@ class MmapDict(MutableMapping[Any, Any]):
                 return self._load(offset)
         key = plain_key(key)
         parts = key_parts(key)
-        encoded = values.encode(default, fmt.MEMO_START, self._trust.check)
+        encoded = self._encode(key, default, fmt.MEMO_START)
         with self._mutex:
             old, new = self._change(_put_new, key, parts, encoded)
             return self._load(old if new is None else new)
@@ -967,6 +1014,8 @@ class MmapDict(MutableMapping[Any, Any]):
             What is written to the old file could get lost: another handle may write to it, or an array that may
             be written to is alive, one of this handle included; the message names the processes, where the system
             does. Or the file has a second name, which would keep the old content.
+        ReadOnlyError
+            The file is sealed, or was opened with mode ``"r"``.
         CorruptError
             A record is damaged; `repair` copies the others.
         OSError
@@ -974,7 +1023,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
         Notes
         -----
-        Needs the live records' size as free space on the disk, and no memory. Where the file system can, blocks
+        `watch` of others then reports all keys as replaced: their records are others. Needs the live records' size as
+        free space on the disk, and no memory. Where the file system can, blocks
         are shared and not copied. The new file is on the disk before it takes the place. O(live bytes).
         """
         with self._mutex:
@@ -1003,7 +1053,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
         Notes
         -----
-        It reads all of the file. `pickle.load` does not notice.
+        It reads all of the file. `pickle.load` does not notice. Reading compares nothing: who gets a sealed file calls
+        `verify`. A file that is sealed already is left as it is, and not checked again.
         """
         with self._mutex:
             self._no_batch("seal")
@@ -1050,8 +1101,10 @@ class MmapDict(MutableMapping[Any, Any]):
                 with suppress(CorruptError, OSError):       # no room for a map
                     self._index.walk()
                     if self._index.waits_for_disk() and self._file.try_lock():
-                        self._file.sync()
-                        self._index.settle(self._index.end)
+                        self._index.walk()
+                        if self._index.waits_for_disk():        # else somebody died meanwhile: the next one mends it
+                            self._file.sync()
+                            self._index.settle(self._index.end)
                 self._file.trim(self._index.end)
         finally:
             self._file.close()
@@ -1105,7 +1158,27 @@ class Batch:
 
 def open(path: Union[str, bytes, Any], mode: str = "a", *, durable: bool = False, timeout: Optional[float] = None,
          trusted: bool = False, allow: Iterable[Any] = ()) -> MmapDict:
-    """Open a file as a dictionary. See `MmapDict` for parameters and errors.
+    """Open a file as a dictionary.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+    mode : str
+        ``"r"``: read only. ``"r+"``: the file must exist. ``"a"``: it is created if missing. ``"w"``: it starts anew.
+        ``"x"``: it must not exist.
+    durable : bool
+        Each change is on the disk when the call returns.
+    timeout : float, optional
+        How long to wait for other writers, in seconds; None: for ever.
+    trusted : bool
+        Whether values may name, and run, anything.
+    allow : iterable of classes and functions
+        What values may name besides what is always allowed.
+
+    Returns
+    -------
+    MmapDict
+        Whose help says more of all this, and of the errors.
 
     Examples
     --------
@@ -1164,6 +1237,8 @@ def _vacuum(index: Index, path: str) -> int:
     """Put a new file with the live records in the place of the index's file; return how much shorter it is."""
     file = index.file
     path = os.path.realpath(path)
+    if index.sealed:
+        raise ReadOnlyError(f"{path} is sealed, and a copy would not be: call unseal() first, or leave it as it is")
     if file.status().st_nlink > 1:
         raise BusyError(errno.EMLINK, f"the file has {file.status().st_nlink} names (hard links), and the others would "
                         "keep the old content", path)

@@ -749,7 +749,8 @@ class File:
                 if not self._lock_share(self.lock_fd, fcntl.F_WRLCK):
                     self._lock_share(self.fd, fcntl.F_RDLCK)
                     raise BusyError(errno.EBUSY, "another handle may write to the file, or an array of one is alive"
-                                    + _named(_writers(self.identity)), self.path)
+                                    + _named(_writers(self.identity)) + "; close it, and let go of its arrays (del)",
+                                    self.path)
         finally:
             self.cells = header_cells(self.map_window(0).view)
 
@@ -961,7 +962,9 @@ def after_fork_in_child(function: Any) -> None:
 
 def _named(pids: list[int]) -> str:
     """Return the processes' numbers in brackets, or nothing if none is known."""
-    return f" (process {', '.join(map(str, sorted(set(pids))))})" if pids else ""
+    own = os.getpid()
+    names = ["this process" if pid == own else f"process {pid}" for pid in sorted(set(pids))]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _lock_holders(identity: tuple[int, int]) -> list[int]:

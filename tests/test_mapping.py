@@ -607,7 +607,7 @@ class Loader:
 
 
 def test_a_value_that_changes_the_mapping_while_it_is_loaded(path):
-    with mmapdict.open(path, "w", allow=[called]) as d, mmapdict.open(d.path, "r+") as other:
+    with mmapdict.open(path, "w", allow=[called]) as d, mmapdict.open(d.path, "r+", allow=[called]) as other:
         d["a"], d["l"] = 1, Loader()
         CALLED[:] = [lambda: other.update(x=1), lambda: d.update(y=2)]
         try:

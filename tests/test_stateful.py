@@ -148,7 +148,6 @@ class Mapping(RuleBasedStateMachine):
         self.model = {}
         self.handles = [None, None]
         self.held = []                          # arrays that were handed out, and what is in them
-        self.waits = False                      # whether replaced records may wait for the disk at their old place
 
     @initialize(mode=st.sampled_from(["a", "w", "x"]))
     def first(self, mode):
@@ -317,7 +316,6 @@ class Mapping(RuleBasedStateMachine):
     def sync(self, number):
         """From now on records that are replaced wait for the next one."""
         self.handle(number).sync()
-        self.waits = True
 
     @rule(number=numbers)
     def vacuum(self, number):
@@ -452,15 +450,7 @@ class Mapping(RuleBasedStateMachine):
             found = judge.fingerprint_items(judge.pickle.load(file))
         judge.assert_same_items(found, judge.fingerprint_items(self.model), "pickle.load")
 
-    def follow_order(self):
-        """Take the order of the file for the model's: a key whose old record waits for the disk stays at its place."""
-        with open(self.path, "rb") as file:
-            order = {key: i for i, key in enumerate(judge.pickle.load(file))}
-        self.model = dict(sorted(self.model.items(), key=lambda item: order.get(item[0], -1)))
-
     def check_files(self):
-        if self.waits:
-            self.follow_order()
         for child in self.loader, self.reader:
             child.tell(json.dumps(str(self.path)))
         others = [json.loads(child.hear()) for child in (self.loader, self.reader)]

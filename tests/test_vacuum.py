@@ -218,3 +218,20 @@ def test_a_damaged_value_stops_it_and_is_named(path, tmp_path):
         assert caught.value.path == os.fspath(path) and caught.value.offset is not None
         assert d["a"] == 1 and d["c"] == 3
     assert os.listdir(tmp_path) == ["file"] and path.read_bytes() == data
+
+
+def test_a_sealed_file_is_not_vacuumed(path):
+    """The copy would not be sealed, and damage that the seal shows would be hidden."""
+    with mmapdict.open(path, "x") as d:
+        d["a"] = np.arange(1000)
+        d["b"] = 1
+        del d["b"]
+        d.seal()
+        before = path.read_bytes()
+        with pytest.raises(mmapdict.ReadOnlyError, match="unseal"):
+            d.vacuum()
+        assert d.sealed and path.read_bytes() == before and d.info()["sealed"]
+        d.unseal()
+        assert d.vacuum() > 0 and not d.sealed and d.free_bytes == d.info()["free_bytes"] == 0
+        d.seal()
+        assert d.free_bytes == 0

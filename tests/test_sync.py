@@ -1,0 +1,140 @@
+"""What is on the disk stays there until its successor is: records that wait, and how they are seen."""
+
+import io
+import pickle
+
+import pytest
+
+import faults
+import judge
+import mmapdict
+from mmapdict import store
+
+
+def live_entries(path):
+    return [r[0] for r in list(faults.records(path.read_bytes()))[:-1] if r[2] and r[3]]
+
+
+class Interrupted(io.RawIOBase):
+    """A file that is read byte by byte; before the byte at offset `at` something happens."""
+
+    def __init__(self, path, at, action):
+        super().__init__()
+        self.path, self.at, self.action, self.position = path, at, action, 0
+
+    def readable(self):
+        return True
+
+    def read(self, n=-1):
+        data = b""
+        while len(data) < n:
+            if self.position >= self.at and self.action:
+                self.action()
+                self.action = None
+            with open(self.path, "rb") as f:
+                f.seek(self.position)
+                data += f.read(1)
+            self.position += 1
+        return data
+
+
+def test_a_synced_value_stays_until_its_successor_is_synced(path):
+    with mmapdict.open(path, "x") as d, mmapdict.open(path, "r") as r:
+        d["a"], d["b"] = 1, 2
+        d.sync()
+        first = d.entry("a").record
+        d["a"] = 10
+        assert first in live_entries(path)
+        second = d.entry("a").record
+        d["a"] = 11                     # that one was never on the disk
+        assert second not in live_entries(path) and first in live_entries(path)
+        for mapping in d, r, pickle.loads(path.read_bytes()):
+            assert dict(mapping) == {"b": 2, "a": 11} and list(mapping) == ["b", "a"]
+        assert d.free_bytes > d.info()["dead_bytes"]
+        d.sync()
+        assert first not in live_entries(path)
+        assert len(live_entries(path)) == len(d) == 2 and mmapdict.verify(path).faults == []
+
+
+@pytest.mark.parametrize("end", ["close", "another handle", "another handle syncs"])
+def test_what_waits_is_dead_after_the_last_handle(path, end):
+    d = mmapdict.open(path, "x")
+    d["a"] = 1
+    d.sync()
+    d["a"] = 2
+    if end == "close":
+        d.close()
+    else:
+        with mmapdict.open(path, "r+") as other:
+            other["c"] = 1
+            assert len(live_entries(path)) == 3         # it leaves alone what waits
+            del other["c"]
+            if end == "another handle syncs":
+                other.sync()
+                assert len(live_entries(path)) == 1
+        d.close()
+    assert len(live_entries(path)) == 1 and pickle.loads(path.read_bytes()) == {"a": 2}
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_loader_that_has_run_a_value_that_waits_loses_it_when_the_key_is_deleted(path, sync, batch):
+    with mmapdict.open(path, "x") as d:
+        d["a"], d["b"] = "old", 0
+        d.sync()
+        if batch:
+            with d.batch():
+                d["a"] = "new"
+        else:
+            d["a"] = "new"
+
+        def delete():
+            if sync:
+                d.sync()
+            del d["a"]
+
+        found = pickle._Unpickler(Interrupted(path, d.entry("a").record, delete)).load()
+    assert found == {"b": 0}
+
+
+def test_a_deleted_key_does_not_come_back(path):
+    with mmapdict.open(path, "x") as d:
+        d["a"], d["b"] = 1, 2
+        d.sync()
+        d["a"] = 10
+        with d.batch():
+            d["b"] = 20
+        del d["a"]
+        del d["b"]
+        d["c"] = 3
+        assert dict(d) == pickle.loads(path.read_bytes()) == {"c": 3}
+        with mmapdict.open(path, "r+") as other:
+            other["d"] = 4
+            assert dict(other) == {"c": 3, "d": 4}
+        d.sync()
+        assert len(live_entries(path)) == 2 and mmapdict.verify(path).faults == []
+
+
+def test_the_next_start_of_the_system_is_noticed_and_takes_what_is_there_for_synced(path, monkeypatch):
+    with mmapdict.open(path, "x") as d:
+        d["a"] = 1
+    monkeypatch.setattr(store, "boot_id", lambda: b"another boot ..!")
+    with mmapdict.open(path, "r+") as d:
+        d["a"] = 2
+        assert len(live_entries(path)) == 2             # the old one was on the disk
+        assert faults.cell(path.read_bytes(), faults.SYNCED) == d._index.file.cells[faults.SYNCED >> 3] > 256
+    assert len(live_entries(path)) == 1
+    assert path.read_bytes()[96:112] == b"another boot ..!"
+
+
+def test_nothing_waits_in_a_durable_file(path):
+    with mmapdict.open(path, "x", durable=True) as d:
+        for i in range(3):
+            d["a"] = i
+            assert len(live_entries(path)) == 1
+        with d.batch():
+            d["a"], d["b"] = 5, 6
+        assert len(live_entries(path)) == 2
+        d.clear()
+        assert live_entries(path) == []
+        judge.load_every_way(path)
