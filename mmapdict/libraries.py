@@ -41,10 +41,11 @@ from typing import Any
 
 import numpy as np
 
-from .rules import PLAIN, VALUE, ZONE_NAME, Machine, Name, Rule, has_objects, names_of, need, new_empty
+from .rules import PLAIN, VALUE, ZONE_NAME, Machine, Name, Rule, has_objects, is_array, names_of, need, new_empty
 
 EXTENSION_ARRAYS = ("StringArray", "DatetimeArray", "TimedeltaArray", "PeriodArray", "Categorical", "IntegerArray",
-                    "FloatingArray", "BooleanArray", "IntervalArray", "SparseArray", "NumpyExtensionArray", "PandasArray")
+                    "FloatingArray", "BooleanArray", "IntervalArray", "SparseArray", "NumpyExtensionArray",
+                    "PandasArray")
 INDICES = {"Index": "base", "RangeIndex": "range", "MultiIndex": "multi", "DatetimeIndex": "datetimes",
            "TimedeltaIndex": "timedeltas", "PeriodIndex": "period", "IntervalIndex": "interval",
            "CategoricalIndex": "category", "Int64Index": "numeric", "UInt64Index": "numeric", "Float64Index": "numeric"}
@@ -61,10 +62,10 @@ def _is_index(machine: Machine, x: Any) -> bool:
 
 
 def _is_array(machine: Machine, x: Any) -> bool:
-    return type(x) is np.ndarray or _is(machine, x, "pandas", *EXTENSION_ARRAYS)
+    return is_array(machine, x) or _is(machine, x, "pandas", *EXTENSION_ARRAYS)
 
 
-# -- blocks -------------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------------------------
 
 def _placement(where: Any, values: Any, ndim: int) -> None:
     """Refuse a placement that has not one place for each row of the values."""
@@ -94,16 +95,17 @@ def _check_manager(made: Any, ndim: int) -> None:
     need(len(axes) == ndim, "of another number of axes")
     shape = [len(axis) for axis in axes]
     if ndim == 1:
-        need(len(made.blocks) == 1 and made.blocks[0].shape == (shape[0],), "whose block and axis are of different sizes")
+        need(len(made.blocks) == 1 and made.blocks[0].shape == (shape[0],), "whose block and axis differ in size")
         return
     seen = 0
     for block in made.blocks:
-        need(block.shape[1:] == tuple(shape[1:]), "whose blocks and axes are of different sizes")
+        need(block.shape[1:] == tuple(shape[1:]), "whose blocks and axes differ in size")
         seen += len(block.mgr_locs)
     need(seen == shape[0], "whose items are not in one block each")
     places = [np.asarray(block.mgr_locs.as_array) for block in made.blocks]
     if places:
-        need(np.array_equal(np.sort(np.concatenate(places)), np.arange(shape[0])), "whose items are not in one block each")
+        need(np.array_equal(np.sort(np.concatenate(places)), np.arange(shape[0])),
+             "whose items are not in one block each")
 
 
 def _manager(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
@@ -133,18 +135,20 @@ def _frame_state(machine: Machine, made: Any, state: Any) -> None:
     frame = type(made).__name__ == "DataFrame"
     names_of(state, ("_mgr", "_data", "_typ", "_metadata", "attrs", "_attrs", "_flags", "_name", "name"))
     manager = state.get("_mgr", state.get("_data"))
-    need(_is(machine, manager, "pandas", "BlockManager" if frame else "SingleBlockManager"), "a state without a manager")
+    need(_is(machine, manager, "pandas", "BlockManager" if frame else "SingleBlockManager"),
+         "a state without a manager")
     need(state.get("_typ") == ("dataframe" if frame else "series"), "the state of something else")
     metadata, flags = state.get("_metadata", []), state.get("_flags", {})
     need(type(metadata) is list and all(name in ("_name", "name") for name in metadata), "a state with other metadata")
     need(type(flags) is dict and flags.keys() <= {"allows_duplicate_labels"} and
          all(type(flag) is bool for flag in flags.values()), "a state with other flags")
-    need(all(type(state.get(name, {})) in (dict, type(None)) for name in ("attrs", "_attrs")), "attributes that are none")
+    need(all(type(state.get(name, {})) in (dict, type(None)) for name in ("attrs", "_attrs")),
+         "attributes that are none")
     machine.hashed([state.get("_name"), state.get("name")])
     made.__setstate__(state)
 
 
-# -- indices ------------------------------------------------------------------------------------------------------------
+# -- indices ---------------------------------------------------------------------------------------------------------
 
 _INDEX_NAMES = {"data", "name", "names", "start", "stop", "step", "dtype", "levels", "codes", "labels", "sortorder",
                 "freq", "closed", "left", "right", "tz", "ordinal", "copy", "verify_integrity"}
@@ -153,17 +157,16 @@ _INDEX_NAMES = {"data", "name", "names", "start", "stop", "step", "dtype", "leve
 def _index(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     need(len(args) == 2 and isinstance(args[0], type) and args[0].__name__ in INDICES and
          args[0].__module__.partition(".")[0] == "pandas", "of another class")
-    cls, told = args
-    names_of(told, _INDEX_NAMES)
-    told = dict(told)
+    cls = args[0]
+    told: Any = dict(names_of(args[1], _INDEX_NAMES))
     for name, value in told.items():
         if name in ("data", "left", "right", "ordinal"):
             need(_is_array(machine, value) and value.ndim == 1 or name != "data" and _is_index(machine, value),
                  f"whose {name} are no array")
         elif name in ("levels", "codes", "labels"):
             need(type(value) in (list, tuple) and all(
-                _is_index(machine, v) if name == "levels" else type(v) is np.ndarray and v.dtype.kind == "i" and v.ndim == 1
-                for v in value), f"whose {name} are none")
+                _is_index(machine, v) if name == "levels" else
+                type(v) is np.ndarray and v.dtype.kind == "i" and v.ndim == 1 for v in value), f"whose {name} are none")
         elif name in ("name", "names"):
             machine.hashed(value if name == "names" else [value])
             need(name == "name" or type(value) in (list, tuple), "whose names are none")
@@ -190,7 +193,7 @@ def _index(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     return target(cls, told)
 
 
-# -- arrays -------------------------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------------------------
 
 def _pyx_empty(*names: str) -> Any:
     """Return a rule's `call` for what a compiled base class makes its subclasses by: (class, checksum, no state)."""
@@ -218,7 +221,8 @@ def _backed_state(machine: Machine, made: Any, state: Any) -> None:
     elif kind == "StringArray":
         need(values.dtype == object and _is(machine, dtype, "pandas", "StringDtype"), "another dtype")
         machine.spend(8 * values.size)
-        need(all(type(item) is str or _is_missing(item) for item in values.ravel("K").tolist()), "items that are no texts")
+        need(all(kind in (str, float, type(None)) or kind.__name__ == "NAType" for kind in machine.kinds(values)),
+             "items that are no texts")
     elif kind == "PeriodArray":
         need(values.dtype == np.int64 and _is(machine, dtype, "pandas", "PeriodDtype"), "another dtype")
     elif kind in ("DatetimeArray", "TimedeltaArray"):
@@ -231,7 +235,8 @@ def _backed_state(machine: Machine, made: Any, state: Any) -> None:
         told = dtype if isinstance(dtype, np.dtype) else getattr(dtype, "numpy_dtype", None)
         need(told == values.dtype, "another dtype")
     extra = {}
-    for name, value in names_of(state[2], ("_cache", "_readonly", "_freq", "_flags")).items() if len(state) == 3 else ():
+    told = names_of(state[2], ("_cache", "_readonly", "_freq", "_flags")) if len(state) == 3 else {}
+    for name, value in told.items():
         if name == "_freq":
             need(value is None or _is_offset(value), "another frequency")
             extra[name] = value
@@ -261,11 +266,14 @@ def _nullable_state(machine: Machine, made: Any, state: Any) -> None:
 def _interval_state(machine: Machine, made: Any, state: Any) -> None:
     need(type(state) is tuple and len(state) == 1, "a state that is none of an array")
     told = names_of(state[0], ("_left", "_right", "_dtype", "_cache", "_closed", "_readonly"))
-    left, right = told.get("_left"), told.get("_right")
+    left: Any = told.get("_left")
+    right: Any = told.get("_right")
     need(all(_is_array(machine, side) or _is_index(machine, side) for side in (left, right)) and
-         type(left) is type(right) and left.ndim == 1 and len(left) == len(right) and left.dtype == right.dtype, "other ends")
+         type(left) is type(right) and left.ndim == 1 and len(left) == len(right) and left.dtype == right.dtype,
+         "other ends")
     need("_dtype" not in told or _is(machine, told["_dtype"], "pandas", "IntervalDtype"), "another dtype")
-    need(all(type(told.get(name, "")) in (str, bool) for name in ("_closed", "_readonly")), "an attribute of another type")
+    need(all(type(told.get(name, "")) in (str, bool) for name in ("_closed", "_readonly")),
+         "an attribute of another type")
     made.__setstate__(({name: value for name, value in told.items() if name != "_cache"},))
 
 
@@ -290,7 +298,7 @@ def _sparse_array_state(machine: Machine, made: Any, state: Any) -> None:
     made.__setstate__({name: value for name, value in state.items() if name != "_cache"})
 
 
-# -- dtypes, scalars, offsets -------------------------------------------------------------------------------------------
+# -- dtypes, scalars, offsets ----------------------------------------------------------------------------------------
 
 _NULLABLE_DTYPES = ("BooleanDtype", *(f"{kind}{bits}Dtype" for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)),
                     "Float32Dtype", "Float64Dtype")
@@ -307,8 +315,8 @@ def _subtype(machine: Machine, x: Any) -> bool:
 
 
 def _dtype_state(machine: Machine, made: Any, state: Any) -> None:
-    told = names_of(state, ("categories", "ordered", "unit", "tz", "subtype", "closed", "_dtype", "_fill_value", "storage",
-                            "_na_value", "na_value", "_cache", "freq"))
+    told = names_of(state, ("categories", "ordered", "unit", "tz", "subtype", "closed", "_dtype", "_fill_value",
+                            "storage", "_na_value", "na_value", "_cache", "freq"))
     for name, value in told.items():
         if name == "categories":
             need(value is None or _is_index(machine, value), "categories that are no index")
@@ -326,8 +334,8 @@ def _dtype_state(machine: Machine, made: Any, state: Any) -> None:
             need(type(value) in PLAIN or isinstance(value, np.generic) or _is_scalar(value), f"another {name}")
     told = {name: value for name, value in told.items() if name != "_cache"}
     needed = {"CategoricalDtype": {"categories", "ordered"}, "DatetimeTZDtype": {"unit", "tz"},
-              "SparseDtype": {"_dtype", "_fill_value"}, "IntervalDtype": {"subtype", "closed"}, "NumpyEADtype": {"_dtype"},
-              "PandasDtype": {"_dtype"}}.get(type(made).__name__, {"storage"})
+              "SparseDtype": {"_dtype", "_fill_value"}, "IntervalDtype": {"subtype", "closed"},
+              "NumpyEADtype": {"_dtype"}, "PandasDtype": {"_dtype"}}.get(type(made).__name__, {"storage"})
     need(needed <= told.keys(), "a state that is not all of it")
     need(type(told.get("ordered")) in (bool, type(None)) and type(told.get("closed")) in (str, type(None)),
          "an attribute of another type")
@@ -456,7 +464,8 @@ PANDAS: dict[Name, Rule] = {
     (_c + "indexes.timedeltas", "_new_TimedeltaIndex"): _INDEX,
     (_c + "indexes.interval", "_new_IntervalIndex"): _INDEX,
     ("pandas._libs.arrays", "__pyx_unpickle_NDArrayBacked"): Rule(_pyx_empty(
-        "StringArray", "DatetimeArray", "TimedeltaArray", "PeriodArray", "Categorical", "NumpyExtensionArray", "PandasArray")),
+        "StringArray", "DatetimeArray", "TimedeltaArray", "PeriodArray", "Categorical", "NumpyExtensionArray",
+        "PandasArray")),
     ("pandas._libs.interval", "__pyx_unpickle_IntervalMixin"): Rule(_pyx_empty("IntervalArray")),
     **{(m, name): _BACKED for name, where in (
         ("StringArray", "string_"), ("DatetimeArray", "datetimes"), ("TimedeltaArray", "timedeltas"),
@@ -494,7 +503,7 @@ PANDAS: dict[Name, Rule] = {
 }
 
 
-# -- scipy.sparse ---------------------------------------------------------------------------------------------------------
+# -- scipy.sparse ----------------------------------------------------------------------------------------------------
 
 def _indices(x: Any, ndim: int = 1) -> bool:
     return type(x) is np.ndarray and x.ndim == ndim and x.dtype.kind in "iu" and x.dtype.isnative
@@ -524,18 +533,19 @@ def _check_compressed(told: dict[str, Any], rows: int, columns: int, blocks: boo
 
 def _sparse_state(machine: Machine, made: Any, state: Any) -> None:
     kind = type(made).__name__[:3]
-    told = names_of(state, ("_shape", "maxprint", "data", "indices", "indptr", "offsets", "row", "col", "coords", "rows",
-                            "dtype", "_dict", "has_canonical_format", "_has_canonical_format", "_has_sorted_indices"))
+    told = names_of(state, ("_shape", "maxprint", "data", "indices", "indptr", "offsets", "row", "col", "coords",
+                            "rows", "dtype", "_dict", "has_canonical_format", "_has_canonical_format",
+                            "_has_sorted_indices"))
     # What its arrays are like is looked up again.
     told = {name: value for name, value in told.items() if "_has" not in name}
-    shape = told.get("_shape")
+    shape: Any = told.get("_shape")
     need(type(shape) is tuple and 1 <= len(shape) <= 64 and
          all(type(n) in (int, np.int64, np.int32) and 0 <= n < 1 << 62 for n in shape), "no shape")
     need(all(type(told.get(name, 0)) in (int, bool) for name in ("maxprint", "has_canonical_format")),
          "an attribute of another type")
     rows, columns = (1, *shape)[-2:]
     for name in ("data", "indices", "indptr", "offsets", "row", "col", "rows"):
-        need(name not in told or type(told[name]) is np.ndarray and machine.ready(told[name]), f"{name} that are no array")
+        need(name not in told or is_array(machine, told[name]), f"{name} that are no array")
     if kind in ("csr", "csc", "bsr", "coo", "dia"):
         need("data" in told and not has_objects(told["data"].dtype) and told["data"].dtype.isnative, "no data")
     if kind in ("csr", "csc", "bsr"):
@@ -544,19 +554,20 @@ def _sparse_state(machine: Machine, made: Any, state: Any) -> None:
             rows, columns = columns, rows
         _check_compressed(told, rows, columns, kind == "bsr")
     elif kind == "coo":
-        places = told.get("coords", (told.get("row"), told.get("col")))
+        places: Any = told.get("coords", (told.get("row"), told.get("col")))
         need(type(places) is tuple and len(places) == len(shape) and all(
             _indices(where) and len(where) == told["data"].size and _in_range(where, n)
             for where, n in zip(places, shape)) and told["data"].ndim == 1, "indices that point outside")
     elif kind == "dia":
-        need(len(shape) == 2 and told["data"].ndim == 2 and _indices(told.get("offsets")) and
-             len(told["offsets"]) == len(told["data"]) == len(np.unique(told["offsets"])), "offsets of another number")
+        need(len(shape) == 2 and told["data"].ndim == 2 and _indices(told.get("offsets", None)) and
+             len(told["offsets"]) == len(told["data"]) == len(np.unique(told["offsets"])) and
+             _in_range(told["offsets"].astype(np.int64) + (1 << 30), 1 << 31), "offsets that are none")
     elif kind == "lil":
-        lists = told.get("rows"), told.get("data")
+        lists: Any = told.get("rows"), told.get("data")
         need(len(shape) == 2 and isinstance(told.get("dtype"), np.dtype) and all(
             type(x) is np.ndarray and x.dtype == object and x.shape == (rows,) and all(type(y) is list for y in x)
             for x in lists), "rows that are no lists")
-        need(all(len(where) == len(what) and all(type(n) in (int, np.int32, np.int64) and 0 <= n < columns for n in where)
+        need(all(len(where) == len(what) and all(_is_place(n, (columns,)) for n in where)
                  for where, what in zip(*lists)), "indices that point outside")
         # Whoever wrote the file may go on to append to the lists.
         for name in ("rows", "data"):
@@ -564,7 +575,8 @@ def _sparse_state(machine: Machine, made: Any, state: Any) -> None:
             for n, items in enumerate(told[name]):
                 told[name][n] = list(items)
     else:
-        need(isinstance(told.get("dtype"), np.dtype) and type(told.get("_dict", {})) is dict, "a state that is none of it")
+        need(isinstance(told.get("dtype"), np.dtype) and type(told.get("_dict", {})) is dict,
+             "a state that is none of it")
         if "_dict" in told:
             told["_dict"] = dict(told["_dict"])
         items = [*told.get("_dict", ()), *(dict.keys(made) if isinstance(made, dict) else ())]
@@ -590,11 +602,12 @@ SCIPY: dict[Name, Rule] = {
     for module in ("scipy.sparse", f"scipy.sparse._{name}", f"scipy.sparse.{name}", "scipy.sparse._arrays")}
 
 
-# -- xarray ---------------------------------------------------------------------------------------------------------------
+# -- xarray ----------------------------------------------------------------------------------------------------------
 
 _XARRAY_SLOTS: dict[str, frozenset[str]] = {
     "DataArray": frozenset(("_close", "_coords", "_indexes", "_name", "_variable", "_cache")),
-    "Dataset": frozenset(("_attrs", "_close", "_coord_names", "_dims", "_encoding", "_indexes", "_variables", "_cache")),
+    "Dataset": frozenset(("_attrs", "_close", "_coord_names", "_dims", "_encoding", "_indexes", "_variables",
+                          "_cache")),
     "Variable": frozenset(("_attrs", "_data", "_dims", "_encoding")),
     "IndexVariable": frozenset(("_attrs", "_data", "_dims", "_encoding")),
     "PandasIndex": frozenset(("coord_dtype", "dim", "index")),
@@ -606,17 +619,22 @@ _XARRAY_INDICES = ("PandasIndex", "PandasMultiIndex")
 _XARRAY_ADAPTERS = ("PandasIndexingAdapter", "PandasMultiIndexingAdapter")
 
 
+def _is_dict_of(machine: Machine, x: Any, *names: str) -> bool:
+    return type(x) is dict and all(_is(machine, value, "xarray", *names) for value in x.values())
+
+
 def _xarray_value(machine: Machine, name: str, value: Any) -> bool:
     if name in ("_coords", "_variables"):
-        return type(value) is dict and all(_is(machine, v, "xarray", "Variable", "IndexVariable") for v in value.values())
+        return _is_dict_of(machine, value, "Variable", "IndexVariable")
     if name == "_indexes":
-        return type(value) is dict and all(_is(machine, v, "xarray", *_XARRAY_INDICES) for v in value.values()) or value is None
+        return value is None or _is_dict_of(machine, value, *_XARRAY_INDICES)
     if name == "_variable":
         return _is(machine, value, "xarray", "Variable", "IndexVariable")
     if name in ("_attrs", "_encoding", "level_coords_dtype"):
         return value is None or type(value) is dict
     if name == "_data":
-        return _is_array(machine, value) or isinstance(value, np.generic) or _is(machine, value, "xarray", *_XARRAY_ADAPTERS)
+        return (_is_array(machine, value) or isinstance(value, np.generic) or
+                _is(machine, value, "xarray", *_XARRAY_ADAPTERS))
     if name in ("array", "index"):
         return _is_index(machine, value)
     if name in ("_dtype", "coord_dtype"):

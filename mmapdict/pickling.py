@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from operator import methodcaller
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from .views import PLAIN_ARRAYS, Root
 
 # Scalars that their type makes again from the Python value that they equal.
 EXACT_SCALARS = frozenset((np.bool_, np.str_, np.bytes_, np.float16, np.float32, np.float64, np.complex64,
-                            np.complex128, *(np.dtype(code).type for code in "bBhHiIlLqQ")))
+                           np.complex128, *(np.dtype(code).type for code in "bBhHiIlLqQ")))
 
 
 # Types whose name is not the same in every numpy: 2.0 calls bool_ "bool", 1.23 calls longdouble "float128".
@@ -43,12 +43,16 @@ class _Pickler(pickle.Pickler):
     ----------
     ufuncs : bool
         Whether one of numpy's ufuncs was met: pickle looks for the module that offers it, and takes any.
+    plain : bool
+        Whether nothing was met that is pickled by naming a class or a function.
     """
 
     ufuncs = False
+    plain = True
 
     def reducer_override(self, obj: Any) -> Any:
         """Give numpy's objects reductions that every numpy from 1.23 on loads."""
+        self.plain = False
         if not isinstance(obj, _NUMPY):
             return _LASTING_NAMES.get(obj, NotImplemented) if type(obj) is type else NotImplemented
         if isinstance(obj, np.ndarray):
@@ -175,18 +179,21 @@ for _op in pickletools.opcodes:
     ARGUMENT_WIDTHS[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
 _BIG = (fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4)
 
+# One or more, without a way back: the matcher need not remember each of a million opcodes.
+MORE = b"++" if sys.version_info >= (3, 11) else b"+"
+
 # Runs of opcodes that need no look: no memo, no frame, no counted argument. The C matcher skips a long list of
 # numbers forty times faster than a loop would.
-_PLAIN_RUN = re.compile(rb"(?s:G.{8}|K.|M..|J.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91])+")
+_PLAIN_RUN = re.compile(rb"(?s:G.{8}|K.|M..|J.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91])" + MORE)
 # The same, and short texts and fetching from the memo, as they stand in rewritten opcodes.
 _READING_RUN = re.compile(
     rb"(?s:G.{8}|K.|M..|J.{4}|j.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91\x93]|\x8c(?:"
-    + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b"))+")
+    + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b"))" + MORE)
 
 
 _INDEXED = (fmt.BINGET, fmt.LONG_BINGET, fmt.LONG_BINPUT)
-_EXTENSIONS = (0x82, 0x83, 0x84)
-_CHANGING = frozenset((fmt.MEMOIZE, fmt.PROTO, fmt.FRAME, fmt.STOP, *_INDEXED, *_EXTENSIONS))
+EXTENSIONS = (0x82, 0x83, 0x84)
+_CHANGING = frozenset((fmt.MEMOIZE, fmt.PROTO, fmt.FRAME, fmt.STOP, *_INDEXED, *EXTENSIONS))
 _PRIVATE = re.compile(rb"numpy\.")
 
 
@@ -206,7 +213,7 @@ def encode_pickled(value: Any, base: int,
     pickler = _Pickler(out, 4)
     pickler.dump(value)
     stream = out.getvalue()
-    if check is not None:
+    if check is not None and not pickler.plain:
         check(stream)
     return rewrite(stream, base, pickler.ufuncs)
 
@@ -251,7 +258,7 @@ def rewrite(stream: Buffer, base: int, spell: bool = False) -> tuple[list[Union[
                 new = encode_literal(spelled[index])
             else:
                 new = bytes((fmt.LONG_BINGET,)) + renumbered[index].to_bytes(4, "little")
-        elif op in _EXTENSIONS:
+        elif op in EXTENSIONS:
             # A code of copyreg's registry means nothing in another process.
             code = int.from_bytes(data[start + 1:end], "little")
             module, name = copyreg._inverted_registry[code]             # type: ignore[attr-defined]
@@ -317,19 +324,27 @@ def _interesting(data: memoryview, edits: Any = ()) -> Any:
         at = end
 
 
-class _Global(NamedTuple):
-    """A STACK_GLOBAL of a pickle, and the two texts that the pickler pushes just before it."""
+def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict[int, str]]:
+    """Return the edits that give every global of a pickle its public name, spelled out.
 
-    start: int                  # of the opcode that pushes the module's text, or fetches it from the memo
-    end: int
-    module: str
-    name: str
-    made: list[int]             # the memo indices that these two texts are put at
+    STACK_GLOBAL takes two texts, which the pickler pushes just before it, each spelled out and memoised or
+    fetched from the memo.
 
-
-def _globals(data: memoryview, texts: dict[int, slice]) -> Iterator[_Global]:
-    """Yield the globals of a C pickler's stream; `texts` becomes memo index -> where its text stands."""
+    Returns
+    -------
+    edits : list of (start, end, bytes)
+        Each replaces the opcodes from the module's text to STACK_GLOBAL.
+    spelled : dict of int to str
+        The memo entries that go with them; whoever fetches one of these must spell out its text.
+    """
+    edits: list[tuple[int, int, bytes]] = []
+    spelled: dict[int, str] = {}
+    texts: dict[int, slice] = {}                        # memo index -> where its text stands
     pushed: list[tuple[int, slice, list[int]]] = []     # the last texts: start, where, memo indices made
+
+    def text(where: slice) -> str:
+        return bytes(data[where]).decode("utf-8", "surrogatepass")
+
     at, n, memo = 0, len(data), 0
     while at < n:
         run = _PLAIN_RUN.match(data, at)
@@ -352,48 +367,17 @@ def _globals(data: memoryview, texts: dict[int, slice]) -> Iterator[_Global]:
             memo += 1
         elif op == fmt.STACK_GLOBAL and len(pushed) == 2:
             (first, where, made), (_, where_too, made_too) = pushed
-            yield _Global(first, at, _text(data, where), _text(data, where_too), made + made_too)
+            module, name = text(where), text(where_too)
+            ops = encode_literal(_public_module(module, name)) + encode_literal(name)
+            edits.append((first, at, ops + bytes((fmt.STACK_GLOBAL,))))
+            spelled.update((i, text(texts[i])) for i in (*made, *made_too))
             pushed = []
         elif op == fmt.BINGET or op == fmt.LONG_BINGET:
             index = int.from_bytes(data[start + 1:at], "little")
             pushed = [*pushed[-1:], (start, texts[index], [])] if index in texts else []
-        elif op in _EXTENSIONS:
-            # A code of copyreg's registry.
-            module, name = copyreg._inverted_registry[int.from_bytes(data[start + 1:at], "little")]  # type: ignore
-            yield _Global(at, at, module, name, [])
-            pushed = []
         elif op != fmt.PROTO and op != fmt.FRAME:
             pushed = []
-
-
-def _text(data: memoryview, where: slice) -> str:
-    return bytes(data[where]).decode("utf-8", "surrogatepass")
-
-
-def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict[int, str]]:
-    """Return the edits that give every global of a pickle its public name, spelled out.
-
-    Returns
-    -------
-    edits : list of (start, end, bytes)
-        Each replaces the opcodes from the module's text to STACK_GLOBAL.
-    spelled : dict of int to str
-        The memo entries that go with them; whoever fetches one of these must spell out its text.
-    """
-    edits: list[tuple[int, int, bytes]] = []
-    spelled: dict[int, str] = {}
-    texts: dict[int, slice] = {}
-    for found in _globals(data, texts):
-        if found.start < found.end:
-            ops = encode_literal(_public_module(found.module, found.name)) + encode_literal(found.name)
-            edits.append((found.start, found.end, ops + bytes((fmt.STACK_GLOBAL,))))
-            spelled.update((i, _text(data, texts[i])) for i in found.made)
     return edits, spelled
-
-
-def globals_named(stream: Buffer) -> set[tuple[str, str]]:
-    """Return the (module, name) of every global that a pickle of the C pickler's will have in a file."""
-    return {public_name(found.module, found.name) for found in _globals(memoryview(stream), {})}
 
 
 def public_name(module: str, qualname: str) -> tuple[str, str]:

@@ -41,6 +41,9 @@ class Machine(Protocol):
     def unpack(self, nbytes: int) -> int:
         """Note unpacked bytes, and return how many more there may be."""
 
+    def kinds(self, array: np.ndarray[Any, Any]) -> set[type]:
+        """Return the types of the elements of an array of objects that got its state here."""
+
     def hashed(self, items: Iterable[Any]) -> None:
         """Note objects that will be hashed; Refusal if that could take for ever, or overflow the stack."""
 
@@ -95,6 +98,11 @@ def need(condition: Any, why: str) -> None:
         raise Refusal(why)
 
 
+def is_array(machine: Machine, x: Any) -> bool:
+    """Whether `x` is a plain array that has its state."""
+    return type(x) is np.ndarray and machine.ready(x)
+
+
 class Token:
     """Stands for a function that is not handed out; there is nothing in it that could be changed or called."""
 
@@ -108,14 +116,14 @@ class Token:
         return f"<{self._text}, not handed out>"
 
 
-# -- rules of one kind ------------------------------------------------------------------------------------------------
+# -- rules of one kind -----------------------------------------------------------------------------------------------
 
 def plain_arguments(*kinds: Any, most: int, least: int = 0) -> Any:
     """Return a rule's `call` that takes arguments of exactly these types."""
     allowed = frozenset(kinds)
 
     def call(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
-        need(least <= len(args) <= most and all(type(a) in allowed for a in args), "of other arguments")
+        need(least <= len(args) <= most and allowed.issuperset(map(type, args)), "of other arguments")
         return target(*args)
     return call
 
@@ -152,7 +160,7 @@ def any_attributes(machine: Machine, made: Any, state: Any) -> None:
     made.__dict__.update(names_of(state))
 
 
-# -- the standard library ---------------------------------------------------------------------------------------------
+# -- the standard library --------------------------------------------------------------------------------------------
 
 def _bytearray(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     need(len(args) <= 1 and all(type(a) is bytes for a in args), "of other arguments")
@@ -160,10 +168,18 @@ def _bytearray(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     return target(*args)
 
 
+def _same(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
+    need(len(args) == 1 and type(args[0]) is target, "of other arguments")
+    return args[0]
+
+
 def _items(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
-    need(len(args) == 1 and type(args[0]) in (list, tuple), "of other arguments")
-    machine.hashed(args[0])
-    machine.spend(64 * len(args[0]))
+    need(len(args) <= 1 and all(type(a) in (list, tuple) or type(a) is target for a in args) and
+         (target is not dict or all(type(a) is dict for a in args)), "of other arguments")
+    for items in args:
+        machine.spend(64 * len(items))
+        if target in (set, frozenset):
+            machine.hashed(items)
     return target(*args)
 
 
@@ -184,18 +200,27 @@ def _exception(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     return machine.fresh(target(*args))
 
 
+_EXCEPTION_STATE = frozenset(("args", "name", "path", "obj", "name_from", "__notes__"))    # what they give themselves
+
+
 def _exception_state(machine: Machine, made: Any, state: Any) -> None:
     need(type(state) is dict, "a state that is no dict")
     names_of({name: value for name, value in state.items() if name != "__notes__"})
+    # Its C code trusts the types of the attributes that it has of its own.
+    need(all(name in _EXCEPTION_STATE or not hasattr(type(made), name) for name in state), "an attribute of its own")
+    need(type(state.get("args", ())) is tuple, "arguments that are none")
     made.__setstate__(state)
 
 
 EXCEPTION = Rule(_exception, build=_exception_state)
 
 
+_MOMENT = frozenset((int, bytes, str, type(None), datetime.timezone))
+
+
 def _moment(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
-    need(len(args) <= 9 and all(type(a) in (int, bytes, str) or isinstance(a, datetime.tzinfo) or a is None
-                                for a in args), "of other arguments")
+    need(len(args) <= 9 and (_MOMENT.issuperset(map(type, args)) or all(
+        type(a) in _MOMENT or isinstance(a, datetime.tzinfo) for a in args)), "of other arguments")
     return target(*args)
 
 
@@ -270,10 +295,10 @@ ZONE = Rule(_zone)
 def _getattr(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     need(len(args) == 2 and isinstance(args[0], type) and type(args[1]) is str, "of other arguments")
     owner, name = args
-    if (owner.__module__, owner.__qualname__, name) == ("zoneinfo", "ZoneInfo", "_unpickle"):
-        return Token("zoneinfo.ZoneInfo._unpickle", Rule(lambda machine, token, args: _zone(machine, owner, args)))
     rule = machine.rule(owner)
-    members = vars(owner).get("_member_map_") if rule is not None and rule.free else None
+    if rule is ZONE and name == "_unpickle":
+        return HIDDEN["zoneinfo", "ZoneInfo._unpickle"]
+    members: Any = vars(owner).get("_member_map_") if rule is not None and rule.free else None
     need(type(members) is dict and name in members, f"of {owner.__qualname__}.{name}")
     return members[name]                # of an Enum that the caller allows
 
@@ -292,14 +317,18 @@ def _array_class(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _struct_time(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
-    need(1 <= len(args) <= 2 and type(args[0]) is tuple and all(type(a) is dict for a in args[1:]), "of other arguments")
+    need(1 <= len(args) <= 2 and type(args[0]) is tuple and all(type(a) is dict for a in args[1:]),
+         "of other arguments")
     return target(*args)
+
+
+_DECODERS: dict[Any, Any] = {zlib.decompress: zlib.decompressobj, bz2.decompress: bz2.BZ2Decompressor,
+                             lzma.decompress: lambda: lzma.LZMADecompressor(memlimit=1 << 28)}
 
 
 def _decompress(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     need(len(args) == 1 and type(args[0]) is bytes, "of other arguments")
-    decoder: Any = {zlib.decompress: zlib.decompressobj, bz2.decompress: bz2.BZ2Decompressor,
-                    lzma.decompress: lambda: lzma.LZMADecompressor(memlimit=1 << 28)}[target]()
+    decoder = _DECODERS[target]()
     limit = machine.unpack(0)
     found: bytes = decoder.decompress(args[0], limit + 1)
     need(len(found) <= limit, "which unpacks to more than a record of this size may give")
@@ -342,7 +371,7 @@ class _View(Token):
 
     def __init__(self, cls: type) -> None:
         def call(machine: Machine, token: Any, args: tuple[Any, ...]) -> Any:
-            need(len(args) == 1 and type(args[0]) is np.ndarray, "of other arguments")
+            need(len(args) == 1 and is_array(machine, args[0]), "of other arguments")
             return args[0].view(cls)
         super().__init__(f"view of {cls.__qualname__}", Rule(call))
 
@@ -369,14 +398,14 @@ _PATH = Rule(plain_arguments(str, most=10_000))
 _ADDRESS = Rule(plain_arguments(str, int, most=1, least=1))
 
 STANDARD: dict[Name, Rule] = {
-    **{("builtins", name): VALUE for name in (
-        "int", "float", "bool", "str", "bytes", "list", "tuple", "dict", "Ellipsis", "NotImplemented")},
+    **{("builtins", found.__name__): Rule(_same) for found in (int, float, bool, str, bytes)},
+    **{("builtins", found.__name__): Rule(_items) for found in (list, tuple, dict, set, frozenset)},
+    ("builtins", "Ellipsis"): VALUE,
+    ("builtins", "NotImplemented"): VALUE,
     **{("builtins", name): EXCEPTION for name, found in vars(builtins).items()
        if isinstance(found, type) and issubclass(found, BaseException)},
     ("builtins", "complex"): Rule(plain_arguments(float, int, most=2)),
     ("builtins", "bytearray"): Rule(_bytearray),
-    ("builtins", "set"): Rule(_items),
-    ("builtins", "frozenset"): Rule(_items),
     ("builtins", "slice"): Rule(_anything(3)),
     ("builtins", "range"): Rule(plain_arguments(int, most=3, least=1)),
     ("builtins", "object"): Rule(no_arguments, new_empty),
@@ -411,8 +440,9 @@ STANDARD: dict[Name, Rule] = {
 }
 
 
-# -- numpy ------------------------------------------------------------------------------------------------------------
+# -- numpy -----------------------------------------------------------------------------------------------------------
 
+NESTED_SPEC = 250
 _SPEC = re.compile(r"[|<>=]?(?:[?biufcgGSUV]\d{0,10}|O8?|[Mm]8(?:\[\d{0,10}[A-Za-z]{1,7}\])?)")
 
 
@@ -421,7 +451,7 @@ def _check_spec(machine: Machine, spec: Any, aligned: bool = False, depth: int =
 
     As `arrays.check_spec`, and besides: objects, dtypes that were made before, and types of numpy's scalars.
     """
-    need(depth < 100, "of a structure that is nested too deeply")
+    need(depth < NESTED_SPEC, "of a structure that is nested too deeply")
     if type(spec) is str:
         need(_SPEC.fullmatch(spec), "of a text that describes no simple dtype")
     elif isinstance(spec, np.dtype):
@@ -471,14 +501,12 @@ def _dtype(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
 
 def count(shape: Any) -> int:
     """Return how many elements an array of `shape` has; Refusal if it is no shape."""
-    need(type(shape) is tuple and len(shape) <= 64 and all(type(n) is int and n >= 0 for n in shape), "of no shape")
-    n = 1
+    need(type(shape) is tuple and len(shape) <= 64, "of no shape")
+    n = nonzero = 1
     for length in shape:
+        need(type(length) is int and length >= 0, "of no shape")
         n *= length
-    # Each length counts, though another is zero: numpy multiplies them in 64 bits.
-    nonzero = 1
-    for length in shape:
-        nonzero *= max(length, 1)
+        nonzero *= length or 1          # numpy multiplies in 64 bits, also beside a zero
     need(nonzero < 1 << 60, "of a size that is none")
     return n
 
@@ -496,7 +524,7 @@ def check_array_state(machine: Machine, state: Any, extra: int = 0) -> None:
     need(isinstance(dtype, np.dtype) and type(fortran) in (bool, int), "a state that is none of an array")
     if has_objects(dtype):
         need(type(data) is list and len(data) == n, "a state of another number of objects")
-        machine.hashed(data)
+        machine.hashed(data)            # by whoever makes an index of it
     else:
         need(type(data) is bytes and len(data) == n * dtype.itemsize, "a state of another size")
     machine.spend(n * dtype.itemsize)
@@ -516,11 +544,12 @@ def _ndarray(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     if len(args) == 1:
         return _new_array(machine, target, args, {})
     need(3 <= len(args) <= 6, "of other arguments")
-    shape, dtype, buffer, offset, strides, order = (*args, *(0, None, "C")[len(args) - 3:])
+    rest: tuple[Any, ...] = (0, None, "C")
+    shape, dtype, buffer, offset, strides, order = args + rest[len(args) - 3:]
     n = count(shape)
     need(isinstance(dtype, np.dtype) and not has_objects(dtype), "of a dtype with objects")
-    need(type(buffer) in (bytes, bytearray) or type(buffer) is np.ndarray and not has_objects(buffer.dtype) and
-         buffer.flags.c_contiguous and machine.ready(buffer), "over another buffer")
+    need(type(buffer) in (bytes, bytearray) or is_array(machine, buffer) and not has_objects(buffer.dtype) and
+         buffer.flags.c_contiguous, "over another buffer")
     size = buffer.nbytes if isinstance(buffer, np.ndarray) else len(buffer)
     need(type(offset) is int and offset >= 0 and strides is None and type(order) is str and order in ("C", "F"),
          "of other arguments")
@@ -537,7 +566,7 @@ ARRAY = Rule(array_class, build=_array_state, must=True)
 
 
 def _take(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
-    need(len(args) == 2 and type(args[0]) is np.ndarray and args[0].shape == (1,) and type(args[1]) is int and
+    need(len(args) == 2 and is_array(machine, args[0]) and args[0].shape == (1,) and type(args[1]) is int and
          args[1] == 0, "of other arguments")
     return target(*args)
 
@@ -569,8 +598,8 @@ def _masked(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
     need(len(args) == 9 and args[2] is None and args[3] is False and args[4] is True and args[7] is False and
          type(args[5]) is int and args[5] == 0 and type(args[8]) is bool, "of other arguments")
     data, mask, fill = args[0], args[1], args[6]
-    need(type(data) is np.ndarray, "of no array")
-    need(type(mask) is np.bool_ and not mask or type(mask) is np.ndarray and mask.shape == data.shape and
+    need(is_array(machine, data), "of no array")
+    need(type(mask) is np.bool_ and not mask or is_array(machine, mask) and mask.shape == data.shape and
          mask.dtype == np.ma.make_mask_descr(data.dtype), "of a mask of another shape or type")
     need(fill is None or type(fill) is np.ndarray and fill.ndim == 0 and fill.dtype == data.dtype,
          "of a fill value of another type")
@@ -585,6 +614,15 @@ def _masked_empty(machine: Machine, target: Any, args: tuple[Any, ...]) -> Any:
         need(isinstance(cls, type) and issubclass(cls, base) and rule is not None and
              (rule.free or rule.call in (array_class, _masked, _ndarray)), "of other classes")
     return machine.fresh(target(*args))
+
+
+def _masked_records_state(machine: Machine, made: Any, state: Any) -> None:
+    check_array_state(machine, state, 2)
+    n = count(state[1]) * len(state[2].names or ())
+    need(type(state[5]) is bytes and len(state[5]) == n, "a mask of another size")
+    need(state[6] is None or is_array(machine, state[6]) and state[6].ndim == 0, "a fill value of another type")
+    machine.spend(n)
+    made.__setstate__(state)
 
 
 def _masked_state(machine: Machine, made: Any, state: Any) -> None:
@@ -607,7 +645,7 @@ def _string_dtype(machine: Machine, target: Any, args: tuple[Any, ...], kwargs: 
     return target(**kwargs)
 
 
-# -- numpy.random: its C code trusts a state ---------------------------------------------------------------------------
+# -- numpy.random: its C code trusts a state -------------------------------------------------------------------------
 
 _WORDS = {"MT19937": (("key", 624, np.uint32),), "Philox": (("counter", 4, np.uint64), ("key", 2, np.uint64)),
           "SFC64": (("state", 4, np.uint64),), "PCG64": (), "PCG64DXSM": ()}
@@ -644,8 +682,8 @@ def _check_random_state(state: Any, made: Any) -> None:
 
 def _bit_generator_state(machine: Machine, made: Any, state: Any) -> None:
     if type(state) is tuple:            # since numpy 2.0 with the seeds
-        need(len(state) == 2 and (state[1] is None or type(state[1]).__name__ == "SeedSequence"),
-             "a state that is none of a bit generator")
+        need(len(state) == 2 and (state[1] is None or type(state[1]) is np.random.SeedSequence and
+                                  machine.ready(state[1])), "a state that is none of a bit generator")
         _check_random_state(state[0], made)
     else:
         _check_random_state(state, made)
@@ -723,6 +761,8 @@ NUMPY: dict[Name, Rule] = {
     ("numpy.ma", "nomask"): VALUE,
     ("numpy.ma", "masked"): VALUE,
     ("numpy.ma.core", "_mareconstruct"): Rule(_masked_empty),
+    ("numpy.ma.mrecords", "_mrreconstruct"): Rule(_masked_empty),
+    ("numpy.ma.mrecords", "MaskedRecords"): Rule(array_class, build=_masked_records_state, must=True),
     ("numpy.linalg", "LinAlgError"): EXCEPTION,
     ("numpy.exceptions", "AxisError"): EXCEPTION,
     # What classes name that pickle arrays by numpy's own reducers.
@@ -734,11 +774,12 @@ NUMPY: dict[Name, Rule] = {
     ("numpy.random._pickle", "__generator_ctor"): Rule(_generator),
     ("numpy.random._pickle", "__randomstate_ctor"): Rule(_generator),
     ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"): Rule(_seeds),
-    ("numpy.random", "SeedSequence"): Rule(build=_seeds_state),
-    ("numpy.random.bit_generator", "SeedSequence"): Rule(build=_seeds_state),
+    ("numpy.random", "SeedSequence"): Rule(build=_seeds_state, must=True),
+    ("numpy.random.bit_generator", "SeedSequence"): Rule(build=_seeds_state, must=True),
     ("numpy.random", "Generator"): Rule(build=_generator_state),
     ("numpy.random", "RandomState"): Rule(build=_random_state_state),
-    **{(module, name): _BITS for name in BIT_GENERATORS for module in ("numpy.random", f"numpy.random._{name.lower()}")},
+    **{(module, name): _BITS for name in BIT_GENERATORS
+       for module in ("numpy.random", f"numpy.random._{name.lower()}")},
     ("numpy.random._pcg64", "PCG64DXSM"): _BITS,
     ("numpy.dtypes", "StringDType"): Rule(new=_string_dtype),
 }
@@ -770,4 +811,3 @@ def resolve(name: Name) -> Any:
     for attribute in qualname.split("."):
         found = getattr(found, attribute)
     return found
-

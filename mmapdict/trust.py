@@ -8,9 +8,15 @@ Plain values need no rule: without a global there is nothing to call. They go st
 """
 from __future__ import annotations
 
+import collections
+import copyreg
+import gc
 import io
 import pickle
 import re
+import sys
+import time
+import types
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -20,7 +26,7 @@ from . import format as fmt
 from . import libraries, rules
 from .errors import CorruptError, UntrustedError
 from .format import Buffer
-from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, SPARSE_MEMO, decode_pickled, globals_named, indices_put,
+from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, EXTENSIONS, MORE, SPARSE_MEMO, decode_pickled, indices_put,
                        public_name, shift_memo, the_value)
 from .rules import Name, Refusal, Rule, Token
 
@@ -29,14 +35,17 @@ from .rules import Name, Refusal, Rule, Token
 FREE_BYTES = 1 << 26
 COPIES = 64
 RATIO = 1 << 13
-FREE_STEPS, STEPS = 1 << 20, 64
+FREE_STEPS, STEPS = 1 << 20, 8
 HASH_DEPTH = 1000                   # a tuple's hash is computed by recursion in C
-DTYPE_DEPTH, DTYPE_PARTS = 100, 10_000
+DTYPE_DEPTH, DTYPE_PARTS = rules.NESTED_SPEC, 10_000
 
 # Opcodes that stay as they are: they push numbers, texts and containers, and name globals.
 _SHORT_TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b")"
 _NUMBER = rb"G.{8}|K.|M..|J.{4}|j.{4}|" + _SHORT_TEXT
-_inert_run = re.compile(b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93])+").match
+_inert_run = re.compile(b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93])" + MORE).match
+_named_run = re.compile(b"(?s:" + _NUMBER + rb"|h.|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93\x94])" + MORE).match
+NAME_MAX = 1000
+LOOK_AHEAD = 1 << 17
 # The operands of one of these become (operand, ..., action), or ((operand, operand, operand), action).
 _ACTIONS = {
     pickle.REDUCE[0]: b"K\x00\x87Q", pickle.NEWOBJ[0]: b"K\x01\x87Q", pickle.BUILD[0]: b"K\x02\x87Q",
@@ -49,13 +58,14 @@ _COUNTED = frozenset((fmt.SHORT_BINUNICODE, fmt.BINUNICODE, fmt.BINUNICODE8, fmt
 # Plain values: no globals. A tuple that is memoised can be put into another twice, that one too, and so on:
 # hashing it would take for ever.
 _PLAIN = b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}aesu\x8f\x90\x91]"
-_plain_run = re.compile(_PLAIN + rb"|[t\x85\x86\x87](?!r))+").match
-_plain_run_but_tuples = re.compile(_PLAIN + b")+").match
+_plain_run = re.compile(_PLAIN + rb"|[t\x85\x86\x87](?!r))" + MORE).match
+_plain_run_but_tuples = re.compile(_PLAIN + b")" + MORE).match
 _TUPLES = frozenset(b"t\x85\x86\x87")
-TUPLES_MAX = 2000
-_suspect = re.compile(rb"[2qr\x82-\x84\x93\x94]").search
+TUPLES_MAX, FEW_TUPLES = 2000, 50
+# What must not stand in a small value, if it is not to be looked at: DUP, memo, extension codes, globals, frames; and
+# GLOBAL, INST and PUT, whose arguments are lines.
+_suspect = re.compile(rb"[2q\x80\x82-\x84\x93-\x97]").search
 _line = re.compile(rb"[cip][^\n]*\n").search
-_GLOBALS = re.compile(rb"[\x82-\x84\x93]").search
 
 
 class Trust:
@@ -80,7 +90,7 @@ class Trust:
         self.trusted = bool(trusted)
         self._allowed: dict[Name, Any] = {}
         for entry in allow:
-            name = (getattr(entry, "__module__", None), getattr(entry, "__qualname__", None))
+            name: Any = (getattr(entry, "__module__", None), getattr(entry, "__qualname__", None))
             try:
                 found = rules.resolve(name) if callable(entry) and all(type(n) is str for n in name) else None
             except (ImportError, AttributeError, ValueError):
@@ -115,7 +125,8 @@ class Trust:
         if self.trusted:
             return decode_pickled(ops)
         data = bytes(ops)
-        if not _is_plain(data):
+        if (len(data) > TUPLES_MAX or b"r" in data or _suspect(data) or b"\n" in data and _line(data)) and \
+                not _is_plain(data):
             return _Machine(self, data).run()
         try:
             found = pickle.loads(b"".join((BEFORE_VALUE, data, b"\x86.")))
@@ -134,10 +145,12 @@ class Trust:
         stream : bytes
             Its raw output at protocol 4.
         """
-        if not self.trusted and _GLOBALS(stream):
-            for name in globals_named(stream):
+        if not self.trusted:
+            names = _Names(stream)
+            names.load()
+            for name in names.found:
                 if self._rule(name) is None:
-                    raise _untrusted(name, "could not be stored so that this handle reads it back: it names {0}")
+                    raise _untrusted(name, "could not be read back by this handle: it names {0}")
 
     def _rule(self, name: Name) -> Optional[Rule]:
         rule = rules.STANDARD.get(name) or rules.NUMPY.get(name) or libraries.NAMES.get(name)
@@ -175,22 +188,25 @@ _found: dict[Name, tuple[Any, Rule]] = {}
 
 def _untrusted(name: Name, what: str) -> UntrustedError:
     """Return the error for a global: what would happen, and the remedy."""
-    full = ".".join(name)
+    full = _shown(name)
     try:
         is_class = isinstance(_loaded(name), type)
     except AttributeError:
         is_class = False
-    if is_class:
-        remedy = f"Pass allow=[{name[1]}] if you trust that class"
-    else:
-        remedy = f"Pass allow=[{name[1]}] if it is a function that may be called"
+    what_it_is = "you trust that class" if is_class else "it is a class or function that may be called"
+    remedy = f"Pass allow=[{_shown(name[1:])}] if {what_it_is}"
     return UntrustedError(f"the value {what.format(full)}, which is not allowed. {remedy}, or trusted=True if you "
                           "trust whoever wrote the file.", full)
 
 
+def _shown(name: Iterable[str]) -> str:
+    """Return a name as text that is safe to print."""
+    full = ".".join(name)
+    return full if full.isprintable() and len(full) <= 200 else ascii(full[:200])
+
+
 def _loaded(name: Name) -> Any:
     """Return what a name stands for if its module is imported already, without running anything."""
-    import sys
     found: Any = sys.modules.get(name[0])
     for part in name[1].split("."):
         found = vars(found)[part] if hasattr(found, "__dict__") and part in vars(found) else None
@@ -206,11 +222,7 @@ def _is_plain(data: bytes) -> bool:
         If their memo indices do not follow each other: an unpickler's memo is as long as the highest one.
     """
     n = len(data)
-    if n <= TUPLES_MAX and b"r" not in data and not _suspect(data) and not (b"\n" in data and _line(data)):
-        return True
-    run_of = _plain_run
-    if n > TUPLES_MAX and sum(map(data.count, (b"t", b"\x85", b"\x86", b"\x87"))) > TUPLES_MAX:
-        run_of = _plain_run_but_tuples
+    run_of = _plain_run_but_tuples if n > TUPLES_MAX else _plain_run
     at, tuples, first, puts = 0, 0, -1, 0
     while at < n:
         run = run_of(data, at)
@@ -224,6 +236,8 @@ def _is_plain(data: bytes) -> bool:
             at += 1
             if tuples > TUPLES_MAX or data[at:at + 1] == b"r":
                 return False
+            if tuples == FEW_TUPLES and sum(data.count(bytes((t,)), at) for t in _TUPLES) < TUPLES_MAX - tuples:
+                run_of = _plain_run         # at most so many of these bytes are opcodes
             continue
         if op not in _COUNTED:
             return False
@@ -288,6 +302,57 @@ def _disarm(data: bytes) -> list[Any]:
     return pieces
 
 
+def _file(pieces: list[Any]) -> Any:
+    """Return a file for the unpickler, which reads byte by byte where it cannot look ahead."""
+    data = b"".join(pieces)
+    return io.BufferedReader(io.BytesIO(data), min(len(data), LOOK_AHEAD))
+
+
+class _Names(pickle.Unpickler):
+    """Runs a whole pickle without its deeds, to see which globals it names."""
+
+    def __init__(self, stream: bytes) -> None:
+        self.found: set[Name] = set()
+        pieces: list[Any] = []
+        view = memoryview(stream)
+        at, kept, n = 0, 0, len(stream)
+        while at < n:
+            run = _named_run(stream, at)
+            if run:
+                at = run.end()
+                if at >= n:
+                    break
+            op = stream[at]
+            action = _ACTIONS.get(op)
+            end = at + 1
+            if action is None:
+                width = ARGUMENT_WIDTHS[op]
+                end += abs(width)
+                if -9 < width < 0:
+                    size = int.from_bytes(stream[at + 1:end], "little")
+                    end += size
+                    action = b"N" if size > NAME_MAX else None
+                elif op == fmt.FRAME:
+                    action = b""
+                elif op in EXTENSIONS:
+                    # The unpickler would keep what `find_class` gives, for everybody.
+                    code = int.from_bytes(stream[at + 1:end], "little")
+                    self.find_class(*copyreg._inverted_registry[code])      # type: ignore[attr-defined]
+                    action = b"N"
+            if action is not None:
+                pieces += (view[kept:at], action)
+                kept = end
+            at = end
+        pieces.append(view[kept:])
+        super().__init__(_file(pieces))
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.found.add(public_name(module, name))
+
+    def persistent_load(self, deed: Any) -> Any:
+        return None
+
+
 def _from_zero(data: bytes, first: int) -> bytes:
     try:
         return shift_memo(data, -first)
@@ -299,12 +364,15 @@ class _Machine(pickle.Unpickler):
     """Runs one value's opcodes, its deeds by the rules."""
 
     def __init__(self, trust: Trust, data: bytes) -> None:
-        super().__init__(io.BytesIO(b"".join(_disarm(data))))
+        super().__init__(_file(_disarm(data)))
         self.trust = trust
         self._rules: dict[int, tuple[Any, Rule]] = {}       # id of a global -> itself and its rule
         self._fresh: dict[int, Any] = {}                    # id of an object without a state yet -> itself
         self._dtypes: dict[int, tuple[Any, int, int]] = {}  # id of a dtype -> itself, depth, parts
+        self._last: set[type] = set()                       # types of the last objects to be hashed
+        self._kinds: Optional[tuple[Any, set[type]]] = None     # the last array of objects, and their types
         self._own: Optional[BaseException] = None           # raised by what the caller allows
+        self._nested: list[Any] = []                        # objects that are freed by recursion, in their order
         size = len(data)
         self._bytes = FREE_BYTES + COPIES * size
         self._unpacked = FREE_BYTES + RATIO * size
@@ -312,19 +380,33 @@ class _Machine(pickle.Unpickler):
 
     def run(self) -> Any:
         """Return the value."""
+        error: Optional[BaseException] = None
         try:
             found = the_value(self.load())
             for made in self._fresh.values():
                 rule = self.rule(type(made))
                 if rule is not None and rule.must:
                     raise CorruptError(f"a value holds an object of {type(made).__qualname__} without its state")
+            if len(self._nested) > NESTED_MAX and _is_too_deep(self._nested):
+                raise CorruptError("a value's objects are nested too deeply, or in circles")
             return found
-        except (UntrustedError, CorruptError, MemoryError):
-            raise
+        except (UntrustedError, CorruptError, MemoryError) as exc:
+            error = exc
         except Exception as exc:
-            if exc is self._own:
-                raise
-            raise CorruptError(f"a value's opcodes are damaged: {type(exc).__name__}: {exc}") from exc
+            error = exc
+            if exc is not self._own:
+                error = CorruptError(f"a value's opcodes are damaged: {type(exc).__name__}: {exc}")
+                error.__cause__ = exc
+        if len(self._nested) > NESTED_MAX:
+            # What the tracebacks hold would be freed by recursion.
+            found = made = None
+            last: Optional[BaseException] = error
+            while last is not None:
+                last.__traceback__, last = None, last.__cause__ or last.__context__
+            super().__init__(io.BytesIO())              # drops its stack and memo
+            self._fresh.clear()
+            _take_apart(self._nested)
+        raise error
 
     # -- what the unpickler asks for ----------------------------------------------------------------------------------
 
@@ -346,7 +428,7 @@ class _Machine(pickle.Unpickler):
         if rule is None or rule.call is None or type(args) is not tuple:
             raise self._refused(target, "would call")
         try:
-            return rule.call(self, target, args)
+            return self._note(rule.call(self, target, args))
         except Refusal as exc:
             raise self._refused(target, "would call", exc) from None
         except Exception as exc:
@@ -386,6 +468,13 @@ class _Machine(pickle.Unpickler):
             if rule.free:
                 self._own = exc
             raise
+        if type(made) is np.ndarray and made.dtype.hasobject:
+            self._kinds = made, self._last
+        return self._note(made)
+
+    def _note(self, made: Any) -> Any:
+        if type(made) in _NESTED or isinstance(made, (np.ndarray, np.void)) and made.dtype.hasobject:
+            self._nested.append(made)
         return made
 
     def _append(self, target: Any, item: Any) -> Any:
@@ -446,14 +535,14 @@ class _Machine(pickle.Unpickler):
 
     def _refused(self, target: Any, what: str, why: Optional[Refusal] = None) -> UntrustedError:
         if isinstance(target, Token):
-            return UntrustedError(f"the value {what} {target!r}, {why or 'which is not there for it'}. Pass trusted=True if "
-                                  "you trust whoever wrote the file.", repr(target))
-        if not isinstance(target, type) and not hasattr(target, "__qualname__"):
+            return UntrustedError(f"the value {what} {target!r}, {why or 'which is not there for it'}. Pass "
+                                  "trusted=True if you trust whoever wrote the file.", repr(target))
+        if not isinstance(target, type) and id(target) not in self._rules:
             target = type(target)
         name = (str(getattr(target, "__module__", "?")), str(getattr(target, "__qualname__", target)))
         if why is None and self.rule(target) is None:
             return _untrusted(name, what + " {0}")
-        full = ".".join(name)
+        full = _shown(name)
         return UntrustedError(f"the value {what} {full} {why or 'which is not there for it'}. Pass trusted=True if you "
                               "trust whoever wrote the file.", full)
 
@@ -504,7 +593,15 @@ class _Machine(pickle.Unpickler):
             except Refusal as exc:
                 raise CorruptError(f"a value holds keys that cannot be hashed: {exc}") from None
 
+    def kinds(self, array: np.ndarray[Any, Any]) -> set[type]:
+        known = self._kinds
+        return known[1] if known is not None and known[0] is array else set(map(type, array.ravel("K").tolist()))
+
     def hashed(self, items: Iterable[Any]) -> None:
+        kinds = set(map(type, items))
+        self._last = kinds
+        if kinds <= _ATOMS:
+            return
         pending: list[tuple[Any, int]] = [(items, 0)]
         steps = 0
         while pending:
@@ -547,6 +644,79 @@ class _Machine(pickle.Unpickler):
         return depth, parts
 
 
+# -- nesting ---------------------------------------------------------------------------------------------------------
+
+NESTED_MAX = 500
+_NESTED = frozenset((slice, collections.deque, collections.defaultdict, time.struct_time))
+_LEAVES = (type, str, bytes, int, float, np.dtype, np.ufunc, Token, types.ModuleType, types.FunctionType,
+           types.BuiltinFunctionType)
+
+
+def _parts(x: Any) -> list[Any]:
+    """Return the objects that `x` holds."""
+    if isinstance(x, np.void):
+        return list(x.item()) if x.dtype.hasobject else []
+    held = gc.get_referents(x)
+    if isinstance(x, np.ndarray) and x.dtype.hasobject:
+        held += x.view(np.ndarray).ravel().tolist()
+    return held
+
+
+def _is_too_deep(nested: list[Any]) -> bool:
+    """Whether more than `NESTED_MAX` of these objects stand one in another, or one in itself.
+
+    Python frees lists, tuples and dicts with a bounded stack, however deep they are; not so numpy's arrays of objects,
+    deques, slices and some others, each of which frees what it holds before it returns.
+    """
+    own = {id(x) for x in nested}
+    depths: dict[int, int] = {}             # -1: under way
+    kept: list[Any] = []                    # so that no identity is used twice
+    path: list[list[Any]] = []              # each an object, its parts to come, the depth of those that came
+
+    def enter(x: Any) -> None:
+        depths[id(x)] = -1
+        kept.append(_parts(x))
+        path.append([x, iter(kept[-1]), 0])
+
+    for start in nested:
+        if id(start) not in depths:
+            enter(start)
+        while path:
+            top = path[-1]
+            for part in top[1]:
+                if part is None or isinstance(part, _LEAVES):
+                    continue
+                known = depths.get(id(part))
+                if known is None:
+                    enter(part)
+                    break
+                if known < 0:
+                    return True
+                top[2] = max(top[2], known)
+            else:
+                depth = top[2] + (id(top[0]) in own)
+                if depth > NESTED_MAX:
+                    return True
+                depths[id(top[0])] = depth
+                path.pop()
+                if path:
+                    path[-1][2] = max(path[-1][2], depth)
+    return False
+
+
+def _take_apart(nested: list[Any]) -> None:
+    """Free objects that are nested deeply, one by one: all of them are in the list, and nothing else holds any."""
+    for x in nested:
+        if isinstance(x, (collections.deque, dict)):
+            x.clear()
+        elif isinstance(x, np.ndarray):
+            x.view(np.ndarray)[...] = np.zeros((), x.dtype)
+    x = None                # else the last, which may hold all others, would be freed at once, by recursion
+    # Those that cannot be changed hold only older ones.
+    while nested:
+        nested.pop()
+
+
 _ATOMS = frozenset((*rules.PLAIN, frozenset, *(np.dtype(code).type for code in "?bBhHiIlLqQefdFDSUMm")))
 _DEEDS = (_Machine._reduce, _Machine._new, _Machine._build, _Machine._append, _Machine._appends, _Machine._setitems,
           _Machine._additems, _Machine._frozenset, _Machine._dict, _Machine._new_ex, _Machine._setitem)
@@ -561,7 +731,7 @@ def _extend(target: Any, items: list[Any]) -> None:
             target.append(item)
 
 
-# -- what the caller allows ---------------------------------------------------------------------------------------------
+# -- what the caller allows ------------------------------------------------------------------------------------------
 
 def _free_call(machine: Any, target: Any, args: tuple[Any, ...]) -> Any:
     return _free_fresh(machine, target(*args))
@@ -584,6 +754,8 @@ def _free_build(machine: Any, made: Any, state: Any) -> None:
     ``__class__`` among its slots would make it an instance of another class, whose rule has checked nothing.
     """
     setstate = getattr(type(made), "__setstate__", None)
+    if setstate is np.ndarray.__setstate__:
+        rules.check_array_state(machine, state)
     if setstate is not None:
         setstate(made, state)
         return
