@@ -110,6 +110,14 @@ DROPPED = bytes((NONE, TUPLE3, REDUCE))
 # Starts a hidden record that holds checksums of all records before it.
 SEAL = _text("mmapdict seal")
 
+# How files of others start.
+_FOREIGN = ((b"\x93NUMPY", "a .npy file"), (b"\x89HDF\r\n", "an HDF5 file"), (b"SQLite format 3", "an SQLite database"),
+            (b"\x1f\x8b", "a file that gzip has compressed: decompress it first"),
+            (b"BZh", "a file that bzip2 has compressed: decompress it first"),
+            (b"\xfd7zXZ\0", "a file that xz has compressed: decompress it first"))
+UNKNOWN = "it starts with"          # of a file of which no more can be said
+ANEW = '; mode "w" starts it anew'
+
 
 def file_tag(file_id: bytes) -> int:
     """Return the number that is combined with a record's offset to make its tag."""
@@ -164,7 +172,8 @@ def check_header(head: bytes, size: int, path: str) -> bytes:
             raise CorruptError("the header's opcodes are overwritten", path, 0)
         if head[:BLOCK_OFFSET] == HEADER_HEAD and head[HEADER_SIZE - 4:HEADER_SIZE] == HEADER_TAIL:
             raise CorruptError("the header's magic is overwritten", path, MAGIC_OFFSET)
-        raise FormatError(f"not an mmapdict file: {_describe(head, size)}", path)
+        what = _pickled(head) or describe(head, size) + ("" if size else ANEW)
+        raise FormatError(f"not an mmapdict file: {what}", path)
     if size <= HEADER_SIZE:
         raise CorruptError(f"cut inside the header: {size} bytes, at least {HEADER_SIZE + 1} expected", path)
     version = int.from_bytes(head[VERSION_OFFSET:FILE_ID_OFFSET], "little")
@@ -178,23 +187,41 @@ def check_header(head: bytes, size: int, path: str) -> bytes:
     return bytes(head[FILE_ID_OFFSET:COMMIT_OFFSET])
 
 
-def _describe(head: bytes, size: int) -> str:
-    """Say what a foreign file looks like, and what helps."""
-    if size == 0:
-        return 'it is empty (0 bytes); mode "w" starts it anew'
+def _pickled(head: bytes) -> str:
+    """Say what helps a file that looks like a pickle; "" for all others."""
+    first = "(`mmapdict scan FILE` first: pickle.load can run any code)"
     if head[:2] == b"\x80\x04" and head[2:11] == b"\x95\x0d" + bytes(7) and head[11:12] == b"J":
         return ("it was made by mmappickle 1.x; load it with pickle.load under numpy < 2.3 and store the items "
-                "with update() in a new mmapdict file")
+                f"with update() in a new mmapdict file {first}")
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" or head[:1] in (b"(", b"}", b"]", b"c"):
         return ("it looks like a plain pickle; to turn a pickled dictionary into an mmapdict file, store what "
-                "pickle.load gives with update() in a new one")
-    for magic, name in ((b"\x93NUMPY", "a .npy file"), (b"PK\x03\x04", "a .npz or zip file"),
-                        (b"\x89HDF\r\n", "an HDF5 file"), (b"SQLite format 3", "an SQLite database")):
+                f"pickle.load gives with update() in a new one {first}")
+    return ""
+
+
+def describe(head: bytes, size: int) -> str:
+    """Say what a file looks like that is neither an mmapdict file nor a pickle.
+
+    Parameters
+    ----------
+    head : bytes
+        How it starts: `HEADER_SIZE` bytes, or fewer if it is shorter.
+    size : int
+        Of the file, in bytes.
+    """
+    if size == 0:
+        return "it is empty (0 bytes)"
+    if head.startswith(b"PK\x03\x04"):
+        first = head[30:30 + int.from_bytes(head[26:28], "little")]     # the name of the first file in it
+        if first.endswith(b"data.pkl"):
+            return "it looks like a zip file, of torch perhaps: it holds a data.pkl"
+        return "it looks like a .npz file" if first.endswith(b".npy") else "it looks like a .npz or other zip file"
+    for magic, name in _FOREIGN:
         if head.startswith(magic):
             return f"it looks like {name}"
     if not any(head):
-        return f"it starts with {len(head)} zero bytes"
-    return f"it starts with {head[:8]!r}"
+        return f"{UNKNOWN} {len(head)} zero bytes"
+    return f"{UNKNOWN} {head[:8]!r}"
 
 
 # -- payloads and records ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import io
 import pickle
 import pickletools
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from operator import methodcaller
@@ -428,7 +429,8 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 
 SPARSE_MEMO = 1 << 14
 # Stands before a value's opcodes when they are run. If it is not there behind them, one of them was a STOP.
-_SENTINEL = "before the value"
+# No file can know it.
+_SENTINEL = secrets.token_hex(16)
 BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
 
 
@@ -466,10 +468,22 @@ def decode_pickled(ops: Buffer) -> Any:
 
 
 def the_value(found: Any) -> Any:
-    """Return the value that was pushed behind `BEFORE_VALUE`; both are what is left, as a tuple."""
-    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not str or found[0] != _SENTINEL:
+    """Return the value that was pushed behind `BEFORE_VALUE`; both are what is left, as a tuple.
+
+    Opcodes that reach below the value would find the key in the file, and the sentinel here: then that has become a
+    part of the value, or is gone.
+    """
+    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not str or found[0] != _SENTINEL \
+            or _count(found) != _ALONE:
         raise CorruptError("a value's opcodes are damaged: they do not push one object")
     return found[1]
+
+
+def _count(found: Any) -> int:
+    return sys.getrefcount(found[0])
+
+
+_ALONE = _count(pickle.loads(BEFORE_VALUE + b"N\x86."))
 
 
 def highest_memo(ops: Buffer) -> int:

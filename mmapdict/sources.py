@@ -138,7 +138,7 @@ def open_micrograph() -> Source:
     if spec is None or spec.origin is None:
         raise SourceError(
             "the demo's own picture comes with scikit-image, which is not installed: "
-            "pip install 'mmapdict[demo]', or give a picture with --source FILE"
+            "pip install scikit-image, or give a picture with --source FILE"
         )
     # The file is opened directly: skimage.data would look for it in a download cache as well.
     source = _open_image(Path(spec.origin).parent / "data" / "ihc.png")
@@ -497,7 +497,7 @@ def _extra(module: str, what: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise SourceError(f"reading {what} needs {package}: pip install 'mmapdict[demo]'") from exc
+        raise SourceError(f"reading {what} needs {package}: pip install {package}") from exc
 
 
 def parse_axes(text: str) -> str:

@@ -4,14 +4,20 @@ import ast
 import io
 import json
 import os
+import pickle
+import re
+import signal
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 
 import mmapdict
+from children import Child, environment
 from mmapdict.cli import main
+from mmapdict.format import describe
 
 
 @pytest.fixture
@@ -142,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_exit_2(tmp_path, capsys, command, content
 
 def test_verify_says_ok(path):
     code, text = run("verify", path)
-    assert code == 0 and text.startswith(f"{path}: OK; 6 keys, ") and text.endswith("not sealed\n")
+    assert code == 0 and text.startswith(f"{path}: OK; 6 keys, ") and ", not sealed" in text
     code, text = run("verify", "--json", path)
     found = json.loads(text)
     assert code == 0 and found["ok"] and found["faults"] == [] and found["keys"] == 6
@@ -150,7 +156,7 @@ def test_verify_says_ok(path):
 
 
 @pytest.mark.leaves_damaged_file
-def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path):
+def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path, capsys):
     with mmapdict.open(path, "r") as d:
         at = d.entry("a").offset - 30
     data = bytearray(path.read_bytes())
@@ -163,7 +169,10 @@ def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path):
     (found,) = json.loads(text)["faults"]
     assert code == 1 and found["kind"] == "record" and str(found["offset"]) in fault
     code, text = run("seal", path)
-    assert code == 1 and "not sealed: repair it first" in text and path.read_bytes() == data
+    assert code == 1 and text.endswith("\nnot sealed: repair it\n") and path.read_bytes() == data
+    code, text = run("seal", "--json", path)
+    found = json.loads(text)
+    assert code == 1 and not found["ok"] and not found["already"] and found["faults"][0]["kind"] == "record"
 
     code, text = run("repair", path)
     new = tmp_path / "some.repaired.mmapdict"
@@ -171,7 +180,9 @@ def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path):
     with mmapdict.open(new, "r") as d:
         assert "a" not in d and len(d) == 5
     assert run("verify", new)[0] == 0
+    capsys.readouterr()
     assert run("repair", path)[0] == 2                                  # it does not write over a file
+    assert capsys.readouterr().err == (f"mmapdict: {new}: File exists: remove it, or give another name (--output)\n")
     code, text = run("repair", "--json", "--output", tmp_path / "other", path)
     found = json.loads(text)
     assert code == 1 and found["output"] == str(tmp_path / "other") and len(found["saved"]) == 5
@@ -222,10 +233,173 @@ def test_a_file_that_another_writes_to_is_not_vacuumed(path, capsys):
     assert "another handle may write" in capsys.readouterr().err
 
 
+INSIDE_A_BATCH = """
+d = mmapdict.open(path)
+with d.batch():
+    d["x"] = 1
+    tell("inside")
+    hear()
+"""
+
+
+@pytest.mark.parametrize("command", ["vacuum", "seal"])
+def test_a_command_does_not_wait_longer_than_asked_and_says_for_whom(path, capsys, command):
+    with Child(path, INSIDE_A_BATCH) as child:
+        assert child.hear() == "inside"
+        code, text = run(command, "--timeout", "0", path)
+        error = capsys.readouterr().err
+        assert (code, text) == (2, "") and str(path) in error and f"process {child.process.pid}" in error
+        assert "Errno" not in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["vacuum", "seal"])
+@pytest.mark.skipif(os.name == "nt", reason="no such signal")
+def test_ctrl_c_while_a_command_waits_is_one_line_and_exit_130(path, command):
+    with Child(path, INSIDE_A_BATCH) as child:
+        assert child.hear() == "inside"
+        code = ("import sys, time\nfrom mmapdict import cli, store\n"
+                "def sleep(seconds, real=time.sleep):\n    print('waits', flush=True)\n    real(60)\n"
+                "store.time.sleep = sleep\nsys.exit(cli.main(sys.argv[1:]))")
+        waiting = subprocess.Popen([sys.executable, "-c", code, command, os.fspath(path)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment())
+        with waiting:
+            assert waiting.stdout.readline() == b"waits\n"
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.communicate(timeout=60)[1] == b"mmapdict: interrupted\n"
+        assert waiting.returncode == 130
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (FileNotFoundError(2, "No such file or directory", "there"), 2, "there: No such file or directory"),
+    (FileNotFoundError(2, "No such file or directory", b"there"), 2, "there: No such file or directory"),
+    (OSError(28, "No space left on device"), 2, "No space left on device"), (OSError("no number"), 2, "no number"),
+    (mmapdict.BusyError(11, "a batch holds it", "there"), 2, "there: a batch holds it"),
+    (mmapdict.ReadOnlyError("it is sealed"), 2, "it is sealed"), (mmapdict.ClosedError("closed"), 2, "closed"),
+    (mmapdict.UntrustedError("it names os.system"), 2, "it names os.system"),
+    (mmapdict.FormatError("not ours", "there"), 2, "there: not ours"),
+    (mmapdict.CorruptError("cut", "there", 8), 2, 'there: cut (at offset 8); "mmapdict repair" copies what is whole')])
+def test_every_error_is_one_line_and_an_exit_code(monkeypatch, capsys, error, code, line):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(mmapdict, "open", fail)
+    for command in "ls", "info", "vacuum":
+        assert run(command, "file") == (code, "")
+        assert capsys.readouterr() == ("", f"mmapdict: {line}\n")
+
+
+class Mine:
+    """Of a class that no file may name without being asked."""
+
+
+@pytest.fixture
+def untrusted(tmp_path):
+    path = tmp_path / "untrusted.mmapdict"
+    with mmapdict.open(path, "w", trusted=True) as d:
+        d["mine"] = Mine()
+        d["a"] = np.arange(3)
+        del d["a"]
+    with mmapdict.open(path, "r") as d, pytest.raises(mmapdict.UntrustedError):
+        d["mine"]
+    return path
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "repair", "vacuum", "seal"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_values_that_are_not_allowed_are_in_nobodys_way(untrusted, command, options):
+    code, text = run(command, *options, untrusted)
+    assert code == 0
+    assert command != "ls" or "'mine'" in text
+    with mmapdict.open(untrusted, "r", trusted=True) as d:
+        assert type(d["mine"]) is Mine
+
+
+def test_scan_tells_of_values_that_are_not_allowed(untrusted):
+    code, text = run("scan", untrusted)
+    assert code == 1 and "NOT ALLOWED  test_cli.Mine" in text
+
+
+def test_each_key_in_json_is_a_literal(tmp_path):
+    keys = [10**5000, -10**5000, 2**2048, float("inf"), (float("-inf"), ("x", b"\0")), (), ("one",), -0.5, None, True,
+            "\ud800", "inf", "\n'\"", -2**63]
+    path = tmp_path / "keys.mmapdict"
+    with mmapdict.open(path, "w") as d:
+        for key in keys:
+            d[key] = 1
+    code, text = run("ls", "--json", path)
+    found = [ast.literal_eval(item["key"]) for item in json.loads(text)]
+    assert code == 0 and found == keys and list(map(type, found)) == list(map(type, keys))
+    code, text = run("ls", path)
+    assert code == 0 and len(text.splitlines()) == len(keys) + 2
+    path.unlink()           # pickletools, which looks at what tests leave, cannot print such ints
+
+
+def test_an_empty_file_is_described_without_a_mode(tmp_path, capsys):
+    path = tmp_path / "empty"
+    path.touch()
+    for command in "ls", "info", "verify", "repair", "vacuum", "seal":
+        assert run(command, path)[0] == 2
+        assert capsys.readouterr().err == f"mmapdict: {path}: not an mmapdict file: it is empty (0 bytes)\n"
+    with pytest.raises(mmapdict.FormatError, match='mode "w" starts it anew'):
+        mmapdict.open(path)
+
+
+@pytest.mark.leaves_damaged_file
+def test_a_file_whose_header_is_lost_is_sent_to_repair(path, capsys):
+    path.write_bytes(bytes(256) + path.read_bytes()[256:])
+    for command in "ls", "info", "vacuum":
+        assert run(command, path)[0] == 2
+        assert capsys.readouterr().err.endswith('; if it was one, "mmapdict repair" looks for what is behind\n')
+    code, text = run("repair", path)
+    assert "saved 6 keys" in text
+
+
+@pytest.mark.leaves_damaged_file
+def test_a_seal_that_no_longer_holds_is_said_to_be_one(path):
+    with mmapdict.open(path) as d:
+        d.seal()
+        at = d.entry("a").offset
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    code, text = run("seal", path)
+    assert code == 1 and text.endswith("\nsealed before, and no longer as sealed: repair it\n")
+    assert json.loads(run("seal", "--json", path)[1])["already"] is True
+    code, text = run("repair", path)
+    assert code == 1 and "not as they were sealed, 1:" in text
+
+
+def zipped(path, name):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, b"content")
+    return path.read_bytes()[:256]
+
+
+def test_files_of_others_are_described(tmp_path):
+    path = tmp_path / "archive"
+    torch = "it looks like a zip file, of torch perhaps: it holds a data.pkl"
+    for head, text in ((zipped(path, "archive/data.pkl"), torch),
+                       (zipped(path, "arr_0.npy"), "it looks like a .npz file"),
+                       (zipped(path, "mimetype"), "it looks like a .npz or other zip file"),
+                       (b"\x1f\x8b\x08\x00", "it looks like a file that gzip has compressed: decompress it first"),
+                       (b"\x93NUMPY\x01\x00", "it looks like a .npy file"), (bytes(9), "it starts with 9 zero bytes"),
+                       (b"columns a b", "it starts with b'columns '"), (b"", "it is empty (0 bytes)")):
+        assert describe(head, len(head)) == text
+
+
+def test_who_is_told_of_pickle_load_is_told_of_scan(tmp_path, capsys):
+    path = tmp_path / "other.pickle"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    assert run("ls", path)[0] == 2
+    assert "(`mmapdict scan FILE` first: pickle.load can run any code)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [
     [], ["nonsense"], ["ls"], ["verify"], ["repair", "--replace", "--output", "x", "y"], ["demo", "--frames", "0"],
     ["demo", "--frames", "x"], ["demo", "--shape", "3,4"], ["demo", "--shape", "3,4,-1"], ["demo", "--rate", "-1"],
-    ["demo", "--rate", "nan"], ["demo", "--axes", "yz"]])
+    ["demo", "--rate", "nan"], ["demo", "--axes", "yz"], ["vacuum", "--timeout", "-1", "x"],
+    ["seal", "--timeout", "nan", "x"], ["ls", "--timeout", "1", "x"]])
 def test_wrong_arguments_are_exit_2(argv, capsys):
     assert main(argv) == 2
     assert "usage: mmapdict" in capsys.readouterr().err
@@ -259,20 +433,56 @@ def test_help_lists_the_commands_and_not_the_viewer(capsys):
     assert "demo" in text and "ls" in text and "info" in text and "demo-viewer" not in text
 
 
+def command_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "scan", "repair", "vacuum", "seal"])
+def test_each_help_gives_the_exit_codes(command, capsys):
+    text = command_help(command, capsys)
+    assert re.search(r"Exit code 0: .*2: ", text) and "ast.literal_eval" in text
+
+
+def test_the_help_names_the_file_that_repair_makes(path, tmp_path, capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"repair run\.mmapdict +copies what is whole into run\.repaired\.mmapdict", text)
+    text = command_help("repair", capsys)
+    assert "run.repaired.mmapdict" in text and "run.damaged.mmapdict" in text and "as it was sealed" in text
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mmapdict {mmapdict.__version__}\n"
 
 
-def test_python_m_runs_and_a_closed_pipe_is_no_error(path):
-    command = [sys.executable, "-m", "mmapdict", "ls", os.fspath(path)]
-    root = os.path.dirname(os.path.dirname(mmapdict.__file__))
+def python_m(*argv, stdout=subprocess.PIPE):
+    """Run the command line in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "mmapdict", *map(os.fspath, argv)], stdout=stdout,
+                          stderr=subprocess.PIPE, env={**environment(), "PYTHONIOENCODING": "ascii"})
+
+
+def test_python_m_runs(path):
+    done = python_m("ls", path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"('scan', 0)" in done.stdout
+
+
+@pytest.mark.leaves_damaged_file
+@pytest.mark.parametrize("argv, code", [(["ls"], 0), (["info", "--json"], 0), (["verify"], 1), (["--help"], 0)])
+def test_a_closed_pipe_is_no_error_and_hides_none(path, argv, code):
+    if code:
+        path.write_bytes(path.read_bytes()[:-1])
     read, write = os.pipe()
     os.close(read)
-    env = {**os.environ, "PYTHONPATH": root, "PYTHONIOENCODING": "ascii"}
     with os.fdopen(write, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, env=env)
-    assert (done.returncode, done.stderr) == (0, b"")
-    done = subprocess.run(command, capture_output=True, env=env)
-    assert done.returncode == 0
-    assert b"('scan', 0)" in done.stdout
+        done = python_m(*argv, path, stdout=closed)
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_exit_2(path):
+    with open("/dev/full", "wb") as full:
+        done = python_m("ls", path, stdout=full)
+    assert (done.returncode, done.stderr) == (2, b"mmapdict: No space left on device\n")

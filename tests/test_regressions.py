@@ -664,13 +664,15 @@ def make_tagged(items, tag):
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
-def test_subclasses_are_not_stripped(d, path):
+def test_subclasses_are_not_stripped(path):
     """https://github.com/astropy/astropy/issues/19154"""
+    d = MmapDict(path, "w", allow=[Tagged, make_tagged])
     d["rec"] = np.rec.array([(1, 2.)], dtype=[("a", "i4"), ("b", "f4")])
     d["mat"], d["own"] = np.matrix([[1, 2]]), make_tagged([1, 2], "x")
     for q in plain(path), d:
         assert type(q["rec"]) is np.recarray and type(q["mat"]) is np.matrix and q["rec"].a[0] == 1
         assert type(q["own"]) is Tagged and q["own"].tag == "x"
+    d.close()
 
 
 def test_results_of_arithmetic_do_not_hold_the_file(d):
@@ -946,7 +948,8 @@ def test_listing_keys_touches_no_value(path):
         def __reduce__(self):
             return pytest.fail, ("it was loaded",)
 
-    put(path, {i: Heavy() for i in range(100)})
+    with MmapDict(path, "w", trusted=True) as d:
+        d.update({i: Heavy() for i in range(100)})
     with MmapDict(path, "r") as r:
         assert list(r) == list(r.keys()) == list(range(100)) and len(r) == 100 and 5 in r and len(r.entries()) == 100
         assert len(repr(r)) and r.keys() == set(range(100))
@@ -1072,11 +1075,13 @@ def test_one_value_whose_class_is_gone(path):
     """https://github.com/lisa-lab/pylearn2/issues/31"""
     code = """
 class Gone: pass
-with mmapdict.MmapDict(path, "a") as d:
+with mmapdict.MmapDict(path, "a", allow=[Gone]) as d:
     d["ok"], d["gone"], d["later"] = np.arange(3), Gone(), 5
 """
     run(path, code)
-    with MmapDict(path, "r") as r:
+    with MmapDict(path, "r") as r, pytest.raises(mmapdict.UntrustedError, match="Gone"):
+        r["gone"]
+    with MmapDict(path, "r", trusted=True) as r:
         assert r["ok"][2] == 2 and r["later"] == 5 and list(r) == ["ok", "gone", "later"]
         with pytest.raises((AttributeError, ModuleNotFoundError)):
             r["gone"]

@@ -6,6 +6,7 @@ file anew, and plain `pickle.load`.
 
 import contextlib
 import copyreg
+import functools
 import io
 import mmap
 import os
@@ -32,6 +33,9 @@ from mmapdict import arrays, store, views
 reuse_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMPY_2 = strategies.NUMPY_2
 PAGE = 4096
+
+# Everything comes back that pickle can store, also what a file must not name unless its reader says so.
+trusting = functools.partial(mmapdict.open, trusted=True)
 
 
 def load(path):
@@ -126,11 +130,11 @@ def address(array):
 
 def round_trip(path, key, value, mapped=True):
     """Store a value in a new file and compare what the three readers give."""
-    with mmapdict.open(path, "w") as d:
+    with trusting(path, "w") as d:
         d[key] = value
         check_mapped(d[key], value, d, key, path, True, mapped)
         assert_same(d[key], value)
-    with mmapdict.open(path, "r") as d:
+    with trusting(path, "r") as d:
         assert list(d) == [key] and type(list(d)[0]) is type(key)
         found = d[key]
         check_mapped(found, value, d, key, path, False, mapped)
@@ -200,14 +204,14 @@ def test_any_key_comes_back(tmp_path, key, value):
 def test_any_items_come_back_in_their_order(tmp_path, items):
     path = tmp_path / "f"
     expected = {}
-    with mmapdict.open(path, "w") as d:
+    with trusting(path, "w") as d:
         for key, value in items:
             d[key] = value
             kept = next((k for k in expected if k == key), key)         # as in a dict, the first of equal keys stays
             expected.pop(kept, None)                                    # and a replaced item moves to the end
             expected[kept] = value
     judge.load_every_way(path)
-    with mmapdict.open(path, "r") as d:
+    with trusting(path, "r") as d:
         for found in (d, load(path)):
             assert [judge.fingerprint(key) for key in found] == [judge.fingerprint(key) for key in expected]
             for key, value in expected.items():
@@ -252,11 +256,11 @@ def test_every_dtype_in_every_shape(tmp_path, order):
     path = tmp_path / "f"
     items = {(name, shape): np.array(strategies.filled(shape, dtype, 1), order=order)
              for name, dtype in DTYPES.items() for shape in SHAPES}
-    with mmapdict.open(path, "x") as d:
+    with trusting(path, "x") as d:
         for key, array in items.items():
             d[key] = array
     plain = load(path)
-    with mmapdict.open(path, "r") as d:
+    with trusting(path, "r") as d:
         assert list(d) == list(plain) == list(items)
         for key, array in items.items():
             assert_in_file(d[key], path, False)
@@ -321,7 +325,7 @@ def test_input_that_is_mapped_itself(tmp_path):
     source = np.memmap(raw, "f8", "r")
     round_trip(tmp_path / "f", "key", source)
     round_trip(tmp_path / "f", "key", source[::3])
-    with mmapdict.open(tmp_path / "f", "a") as d, mmapdict.open(tmp_path / "g", "w") as other:
+    with trusting(tmp_path / "f", "a") as d, trusting(tmp_path / "g", "w") as other:
         other["a"] = d["key"]
         other["b"] = d["key"][::-1]
         d["self"] = d["key"][2:5]
@@ -347,7 +351,7 @@ def test_input_that_is_mapped_itself(tmp_path):
 def test_names_of_one_number_give_the_same_dtype(tmp_path):
     """C has two names for an 8-byte integer; which one was used first makes no difference."""
     for names in (("q", "l"), ("l", "q")):
-        with mmapdict.open(tmp_path / "f", "w") as d:
+        with trusting(tmp_path / "f", "w") as d:
             for name in names:
                 d[name] = np.arange(3, dtype=name)
                 assert d.entry(name).kind == "array"
@@ -357,7 +361,7 @@ def test_names_of_one_number_give_the_same_dtype(tmp_path):
 def test_renamed_fields(tmp_path):
     """A dtype's names can be changed in place."""
     array = np.zeros(3, [("a", "<i4"), ("b", [("c", "<i4")])])
-    with mmapdict.open(tmp_path / "f", "w") as d:
+    with trusting(tmp_path / "f", "w") as d:
         d["before"] = array
         d["flat, before"] = array["b"]
         array["b"].dtype.names = ("z",)
@@ -374,7 +378,7 @@ def test_renamed_fields(tmp_path):
 def test_a_type_of_its_own_is_not_taken_for_the_plain_one(tmp_path):
     """numpy.record without fields has the text of plain bytes."""
     record = np.dtype((np.record, "V4"))
-    with mmapdict.open(tmp_path / "f", "w") as d:
+    with trusting(tmp_path / "f", "w") as d:
         d["plain"] = np.zeros(3, "V4")
         d["record"] = np.zeros(3, record)
         d["plain again"] = np.zeros(3, "V4")
@@ -385,7 +389,7 @@ def test_a_type_of_its_own_is_not_taken_for_the_plain_one(tmp_path):
 def test_offset_counts_from_the_start_of_the_file(tmp_path):
     """Also in an array that a reader sees through a map that starts further behind."""
     path = tmp_path / "f"
-    with mmapdict.open(path, "x") as d, mmapdict.open(path, "r") as reader:
+    with trusting(path, "x") as d, trusting(path, "r") as reader:
         starts = set()
         for n in range(4):
             d.create(n, 1 << 23, "u1", sparse=True)[7:10] = n + 1
@@ -409,7 +413,7 @@ def test_long_fill_values_end_at_an_even_place():
 
 
 def test_renaming_the_fields_of_one_array_leaves_others_alone(tmp_path):
-    with mmapdict.open(tmp_path / "f", "w") as d:
+    with trusting(tmp_path / "f", "w") as d:
         d[0] = d[1] = np.zeros(3, [("a", "<i4"), ("b", "<i2")])
         first, again, other = d[0], d[0], d[1]
         first.dtype.names = ("x", "y")
@@ -419,7 +423,7 @@ def test_renaming_the_fields_of_one_array_leaves_others_alone(tmp_path):
 # -- masked arrays --------------------------------------------------------------------------------------------------
 
 def test_fill_value_that_was_not_set_stays_so(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = d["inside"] = np.ma.array([1, 2], mask=[0, 1])
         d["inside"] = [d["key"]]
         for mapping in (d, load(tmp_path / "f")):
@@ -463,14 +467,14 @@ MASKED = {
 def test_masked_arrays(tmp_path, name):
     round_trip(tmp_path / "f", "key", MASKED[name])
     expected = judge.fingerprint(np.ma.getdata(MASKED[name]).tolist())
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         assert judge.fingerprint(d["key"].data.tolist()) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in MASKED if name != "strided"])
 def test_masked_arrays_in_a_list(tmp_path, name):
     round_trip(tmp_path / "f", "key", [MASKED[name], 1])
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         assert_same_masked(d["key"][0], MASKED[name])
     assert_same_masked(load(tmp_path / "f")["key"][0], MASKED[name])
 
@@ -485,9 +489,9 @@ def test_masked_arrays_that_cannot_be_mapped(tmp_path):
         "metadata": np.ma.array(np.zeros(3, np.dtype("<f8", metadata={"unit": "m"})), mask=[0, 1, 0]),
         "another class inside": np.ma.array(np.arange(3.0).view(OwnArray), mask=[0, 1, 0]),
     }
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d.update(values)
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         for mapping in (d, load(tmp_path / "f")):
             for key, value in values.items():
                 assert type(mapping[key]) is type(value)
@@ -502,7 +506,7 @@ def test_masked_records(tmp_path):
     mrecords = pytest.importorskip("numpy.ma.mrecords")
     value = mrecords.fromarrays([np.array([1, 2]), np.array(["a", "b"])], names="n,t")
     value.mask[0] = (True, False)
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = value
         for found in (d["key"], load(tmp_path / "f")["key"]):
             assert type(found) is mrecords.MaskedRecords
@@ -511,7 +515,7 @@ def test_masked_records(tmp_path):
 
 
 def test_masked_singleton_stays_the_one(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["alone"] = np.ma.masked
         d["inside"] = [np.ma.masked, {"x": np.ma.masked}]
         for mapping in (d, load(tmp_path / "f")):
@@ -524,9 +528,9 @@ def test_masked_singleton_stays_the_one(tmp_path):
 @contextlib.contextmanager
 def written_in_place(path, value):
     """Give the array to be changed; afterwards compare it with what two other readers see, before and after close."""
-    d = mmapdict.open(path, "w")
+    d = trusting(path, "w")
     d["key"] = value
-    reader = mmapdict.open(path, "r")
+    reader = trusting(path, "r")
     reader["key"]                           # it is mapped before the change
     array = d["key"]
     yield array
@@ -629,7 +633,7 @@ def test_hard_mask_holds_in_place(tmp_path):
 
 
 def test_copies_of_a_masked_array_are_not_the_file(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = MASKED["mask"]
         for other in (d["key"].copy(), d["key"] + 0, np.ma.array(d["key"], copy=True)):
             other[...] = np.ma.masked
@@ -642,9 +646,9 @@ def test_copies_of_a_masked_array_are_not_the_file(tmp_path):
     lambda x: x._data.fill(1), lambda x: x._mask.fill(1), lambda x: x.data.setflags(write=True),
     lambda x: x.mask.setflags(write=True), lambda x: x._mask.setflags(write=True)], ids=range(8))
 def test_masked_arrays_are_read_only_in_mode_r(tmp_path, change):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = MASKED["mask"]
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         with pytest.raises(ValueError):
             change(d["key"])
         assert_same_masked(d["key"], MASKED["mask"])
@@ -654,9 +658,9 @@ def test_masked_arrays_are_read_only_in_mode_r(tmp_path, change):
     lambda a: a, lambda a: a[1:], lambda a: a.T, lambda a: a.view(np.ndarray), np.asarray, lambda a: a["x"],
     lambda a: a.reshape(-1), lambda a: a.view(np.memmap), lambda a: np.frombuffer(a, np.uint8)], ids=range(9))
 def test_arrays_are_read_only_in_mode_r(tmp_path, view):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = np.zeros((2, 3), [("x", "<f8")])
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         array = view(d["key"])
         assert not array.flags.writeable
         with pytest.raises(ValueError):
@@ -668,7 +672,7 @@ def test_arrays_are_read_only_in_mode_r(tmp_path, view):
 
 
 def test_flush_of_arrays_and_their_parts(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = np.zeros((300, 1000))
         d["empty"] = np.zeros((0, 3))
         array = d["key"]
@@ -676,7 +680,7 @@ def test_flush_of_arrays_and_their_parts(tmp_path):
         for part in (array, array[5], array[::-1, ::7], array.T, array[:0], d["empty"], array.view(np.memmap)):
             part.flush()
         assert load(tmp_path / "f")["key"].sum() == 300_000
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         d["key"].flush()
         (d["key"] + 1).sum()
         assert d["key"].sum() == 300_000
@@ -819,7 +823,7 @@ ARRAYS_INSIDE = {
 def test_arrays_inside_values(tmp_path, name):
     array = ARRAYS_INSIDE[name]
     round_trip(tmp_path / "f", "key", {"it": array, "again": array, "other": [1]})
-    with mmapdict.open(tmp_path / "f", "r") as d:
+    with trusting(tmp_path / "f", "r") as d:
         mapped = d["key"]
     for found in (load(tmp_path / "f")["key"], mapped):
         assert found["it"] is found["again"]
@@ -841,7 +845,7 @@ def test_arrays_alone_that_may_not_be_mapped(tmp_path, name):
 def test_arrays_inside_values_that_are_not_contiguous(tmp_path):
     base = np.arange(60).reshape(3, 4, 5)
     arrays = [base[:, ::2], base[::-1], base.T[1:], np.broadcast_to(np.arange(3.0), (4, 3)), base.astype(">i4")[::2]]
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = arrays
         for found in (d["key"], load(tmp_path / "f")["key"]):
             for array, expected in zip(found, arrays, strict=True):
@@ -856,7 +860,7 @@ def test_subclasses_with_a_way_of_their_own(tmp_path, name):
                  "chararray": lambda: np.char.array(["a", "bc"])}[name]()
         if name == "state":
             value.unit = "mm"
-        with mmapdict.open(tmp_path / "f", "x") as d:
+        with trusting(tmp_path / "f", "x") as d:
             d["alone"] = value
             d["inside"] = [value]
             for mapping in (d, load(tmp_path / "f")):
@@ -871,7 +875,7 @@ def test_subclasses_with_a_way_of_their_own(tmp_path, name):
 def test_recursive_object_array(tmp_path):
     array = np.empty(2, object)
     array[:] = [array, [array]]
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = array
         for found in (d["key"], load(tmp_path / "f")["key"]):
             assert found[0] is found and found[1][0] is found
@@ -885,7 +889,7 @@ def test_texts_of_variable_width(tmp_path):
     arrays = [np.array(["a", "é" * 9000, ""], StringDType()), np.array([["a", None]], StringDType(na_object=None)),
               np.array(["a", np.nan, "b"], missing), np.array(["x"], StringDType(coerce=False)),
               np.zeros((0, 2), StringDType())]
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d.update(enumerate(arrays))
         d["inside"] = arrays
         d["dtype"] = [missing]
@@ -917,7 +921,7 @@ SCALARS = [np.dtype(code).type(1) for code in "?bBhHiIlLqQefdgFDG"] + [
 
 
 def test_scalars_of_every_kind(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["together"] = SCALARS
         d.update(enumerate(SCALARS))
         for mapping in (d, load(tmp_path / "f")):
@@ -954,7 +958,7 @@ def dtypes_to_pickle():
 
 def test_dtypes_of_every_kind(tmp_path):
     dtypes = list(dtypes_to_pickle())
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["together"] = dtypes
         d.update(enumerate(dtypes))
         for mapping in (d, load(tmp_path / "f")):
@@ -966,7 +970,7 @@ def test_dtypes_of_every_kind(tmp_path):
 
 def test_dtypes_are_never_written_as_the_state_of_one_numpy(tmp_path):
     """The state that numpy 2 gives to aligned structures does not load under numpy 1."""
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = list(dtypes_to_pickle())
     with open(tmp_path / "f", "rb") as file:
         assert "BUILD" not in {op.name for op, _, _ in pickletools.genops(file)}
@@ -974,7 +978,7 @@ def test_dtypes_are_never_written_as_the_state_of_one_numpy(tmp_path):
 
 def test_titles_that_are_no_texts(tmp_path):
     array = np.zeros(3, {"names": ["a"], "formats": ["<i4"], "titles": [("a", "tuple")]})
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = array
         with pytest.raises(TypeError):
             d.create("hole", 3, {"names": ["a"], "formats": ["<i4"], "titles": [1.5j]})
@@ -982,7 +986,7 @@ def test_titles_that_are_no_texts(tmp_path):
 
 
 def d_kind(path, key):
-    with mmapdict.open(path, "r") as d:
+    with trusting(path, "r") as d:
         return d.entry(key).kind
 
 
@@ -1026,7 +1030,7 @@ def test_functions_and_types_of_numpy(tmp_path):
              np.clongdouble, np.longlong, np.object_,
              np.ma.MaskedArray, np.recarray, np.record, np.random.RandomState, np.poly1d,
              np.ma.masked_where, np.polynomial.Polynomial, np.polynomial.Polynomial([1, 2])]
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["key"] = value
         for found in (d["key"], load(tmp_path / "f")["key"]):
             assert all(a is b for a, b in zip(found[:-1], value[:-1], strict=True))
@@ -1039,7 +1043,7 @@ def test_classes_of_the_user(tmp_path):
     point = Point(shared, {"again": shared})
     own = OwnDict(a=1)
     own.note = Slotted(own)
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["point"] = point
         d["own"] = own
         for mapping in (d, load(tmp_path / "f")):
@@ -1053,7 +1057,7 @@ def test_references_inside_a_value_are_kept_and_between_values_are_not(tmp_path)
     shared, text = [1, 2], "not interned " * 500
     recursive = {"self": None, "list": [shared, shared, text, text]}
     recursive["self"] = recursive
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["a"] = recursive
         d["b"] = shared
         d["c"] = [text, text]
@@ -1078,13 +1082,13 @@ def test_shared_references_around_long_texts_survive_another_writer(tmp_path):
     """A value is pickled before the lock is taken; its memo moves if another handle stored one meanwhile."""
     class Meanwhile:
         def __reduce__(self):
-            with mmapdict.open(path, "r+") as other:
+            with trusting(path, "r+") as other:
                 other["other"] = [other_shared, other_shared]
             return str, ("stored",)
 
     other_shared, shared = [8], [9]
     path = tmp_path / "f"
-    with mmapdict.open(path, "x") as d:
+    with trusting(path, "x") as d:
         d["key"] = [shared, "long" * 2000, shared, Meanwhile(), b"x" * 5000, shared, (shared, "y" * 9000, shared)]
         for mapping in (d, load(path)):
             value = mapping["key"]
@@ -1100,7 +1104,7 @@ def test_values_that_are_too_deep_or_cannot_be_pickled_change_nothing(tmp_path):
     class Local:
         pass
 
-    with mmapdict.open(path, "x") as d:
+    with trusting(path, "x") as d:
         d["kept"] = 1
         for value, error in ((strategies.nested(100_000), RecursionError), (lambda: 0, Exception), (Local(), Exception),
                              ([1, io.BytesIO, open(os.devnull)], TypeError), (np.array([Local()], object), Exception)):
@@ -1124,7 +1128,7 @@ def test_nested_values(tmp_path, levels):
 
 def test_values_with_very_many_shared_objects(tmp_path):
     """More memo entries than one byte can name, and a mark so high that a reader numbers them anew."""
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         for n in range(3):
             parts = [[i] for i in range(7000)]
             d[n] = parts + parts[::-1]
@@ -1140,7 +1144,7 @@ def test_extension_codes_are_not_used(tmp_path):
     """A code of copyreg's registry would mean nothing in another process."""
     copyreg.add_extension("test_values", "Point", 0x7FFF0001)
     try:
-        with mmapdict.open(tmp_path / "f", "x") as d:
+        with trusting(tmp_path / "f", "x") as d:
             d["key"] = Point(1, 2)
     finally:
         copyreg.remove_extension("test_values", "Point", 0x7FFF0001)
@@ -1155,7 +1159,7 @@ def test_any_hole(tmp_path, dtype, data, order, sparse):
     path = tmp_path / "f"
     shape = data.draw(strategies.shapes(dtype))
     expected = np.zeros(shape, dtype, order)
-    with mmapdict.open(path, "w") as d:
+    with trusting(path, "w") as d:
         hole = d.create("key", shape, dtype, order=order, sparse=sparse)
         assert_in_file(hole, path, True)
         assert_same_array(hole, expected)
@@ -1163,7 +1167,7 @@ def test_any_hole(tmp_path, dtype, data, order, sparse):
         content = strategies.filled(shape, hole.dtype, 8)
         hole[...] = expected[...] = content
         assert_same_array(d["key"], hole)
-    with mmapdict.open(path, "r") as d:
+    with trusting(path, "r") as d:
         assert_same_array(d["key"], hole)
     assert_same_array(load(path)["key"], hole)
 
@@ -1174,7 +1178,7 @@ def test_any_hole(tmp_path, dtype, data, order, sparse):
 def test_masked_holes(tmp_path, order, dtype, shape):
     path = tmp_path / "f"
     dtype = DTYPES.get(dtype, dtype)
-    with mmapdict.open(path, "x") as d:
+    with trusting(path, "x") as d:
         hole = d.create("key", shape, dtype, order=order, mask=True)
         assert type(hole) is np.ma.MaskedArray
         assert hole._mask.dtype == np.ma.make_mask_descr(np.dtype(dtype))
@@ -1189,7 +1193,7 @@ def test_masked_holes(tmp_path, order, dtype, shape):
 
 
 def test_sizes_of_a_hole_may_be_numpy_integers(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         assert d.create(1, np.int64(3)).shape == (3,)
         assert d.create(2, (np.uint8(3), np.int16(2)), np.float32).shape == (3, 2)
         assert d.create(3, np.array([2, 3]), "u1").shape == (2, 3)
@@ -1200,7 +1204,7 @@ def test_sizes_of_a_hole_may_be_numpy_integers(tmp_path):
 
 
 def test_holes_take_dtypes_as_numpy_zeros_does(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         for n, dtype in enumerate([str, bytes, "S", "U", int, bool, complex, ("<f4", (2, 3)), "i4,f8", np.void, "M8[s]",
                                    None]):
             hole, expected = d.create(n, (3,), dtype), np.zeros((3,), dtype)
@@ -1218,7 +1222,7 @@ def test_holes_take_dtypes_as_numpy_zeros_does(tmp_path):
     (((1,) * strategies.DIMENSIONS_MAX, ("f8", (2,))), ValueError)], ids=range(17))
 def test_holes_that_cannot_be_are_refused_and_nothing_is_written(tmp_path, arguments, error):
     path = tmp_path / "f"
-    with mmapdict.open(path, "x") as d:
+    with trusting(path, "x") as d:
         d["kept"] = np.arange(3)
         before = path.read_bytes()
         for keywords in ({}, {"order": "F"}, {"mask": True}, {"sparse": True}):
@@ -1237,7 +1241,7 @@ def test_masked_holes_that_numpy_cannot_make_are_refused_and_nothing_is_written(
         refused = True
     else:
         refused = False
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         before = (tmp_path / "f").read_bytes()
         if refused:
             with pytest.raises(TypeError):
@@ -1253,14 +1257,14 @@ def test_hole_of_more_than_4_gib(tmp_path):
     path = tmp_path / "f"
     n = (1 << 32) + 4096
     try:
-        with mmapdict.open(path, "x") as d:
+        with trusting(path, "x") as d:
             d["before"] = 1
             hole = d.create("big", n, "u1", sparse=True)
             hole[0], hole[1 << 32], hole[-1] = 1, 2, 3
             d["after"] = np.arange(3)
             offset, record = hole.offset, d.entry("big").record
             del hole
-        with mmapdict.open(path, "r") as d:
+        with trusting(path, "r") as d:
             assert list(d) == ["before", "big", "after"]
             array = d["big"]
             assert (array.shape, array.offset, array[:2].tolist()) == ((n,), offset, [1, 0])
@@ -1315,7 +1319,7 @@ class Written:
     lambda: np.zeros((1 << 17, 2))[::2].reshape(1, -1, 2)[:, :, :].copy()[0].T], ids=range(10))
 def test_memory_of_a_big_array_is_written_as_it_is(tmp_path, monkeypatch, make):
     array = make()
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         written = Written(monkeypatch)
         d["key"] = array
         assert sum(view.nbytes for view in written.views) == array.nbytes
@@ -1326,7 +1330,7 @@ def test_memory_of_a_big_array_is_written_as_it_is(tmp_path, monkeypatch, make):
 def test_memory_of_a_big_masked_array_is_written_as_it_is(tmp_path, monkeypatch):
     for mask_order in "CF":
         array = np.ma.array(np.zeros((400, 500)), mask=np.zeros((400, 500), bool, order=mask_order))
-        with mmapdict.open(tmp_path / "f", "w") as d:
+        with trusting(tmp_path / "f", "w") as d:
             written = Written(monkeypatch)
             d["key"] = array
             assert sum(view.nbytes for view in written.views) == array._data.nbytes + array._mask.nbytes
@@ -1342,7 +1346,7 @@ def test_memory_of_a_big_masked_array_is_written_as_it_is(tmp_path, monkeypatch)
     ids=range(5))
 def test_storing_a_big_array_takes_little_memory(tmp_path, make):
     array = make()
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         d["warm"] = np.arange(3)
         tracemalloc.start()
         try:
@@ -1357,7 +1361,7 @@ def test_storing_a_big_array_takes_little_memory(tmp_path, make):
 
 
 def test_creating_a_hole_takes_no_memory(tmp_path):
-    with mmapdict.open(tmp_path / "f", "x") as d:
+    with trusting(tmp_path / "f", "x") as d:
         tracemalloc.start()
         try:
             hole = d.create("key", (1 << 26,), "u1")
