@@ -406,7 +406,12 @@ class _Machine(pickle.Unpickler):
             super().__init__(io.BytesIO())              # drops its stack and memo
             self._fresh.clear()
             _take_apart(self._nested)
-        raise error
+        try:
+            raise error
+        finally:
+            # A frame that holds its own exception is a cycle: what was made would live until the collector runs.
+            del error
+            self._own = None
 
     # -- what the unpickler asks for ----------------------------------------------------------------------------------
 
