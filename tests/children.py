@@ -13,6 +13,7 @@ import warnings
 import mmapdict
 
 ROOT = os.path.dirname(os.path.dirname(mmapdict.__file__))
+TESTS = os.path.dirname(os.path.abspath(__file__))
 PATIENCE = 60  # seconds; only a test that fails waits for so long
 
 PRELUDE = """
@@ -35,8 +36,9 @@ WITHOUT_MMAPDICT = PRELUDE + "sys.modules['mmapdict'] = None\n"       # to impor
 
 
 def environment():
-    """Environment variables for a child: the package under test can be imported, wherever the child runs."""
-    return {**os.environ, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    """Environment variables for a child: the package under test can be imported, and what helps the tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((ROOT, TESTS)), "PYTHONWARNINGS": "",
+            "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Child:
@@ -111,16 +113,27 @@ class Child:
                 pass
 
 
-def run(path, code, *arguments, prelude=WITH_MMAPDICT, options=()):
-    """Run code in a fresh interpreter, wait for its end, and return what it printed."""
+def run(path, code, *arguments, prelude=WITH_MMAPDICT, options=(), patience=PATIENCE, complaints=False):
+    """Run code in a fresh interpreter, wait for its end, and return what it printed.
+
+    Parameters
+    ----------
+    path, code, arguments, prelude, options
+        As for `Child`.
+    patience : float
+        How long to wait, in seconds.
+    complaints : bool
+        Whether it may print errors as well.
+    """
     with Child(path, code, *arguments, prelude=prelude, options=options) as child:
-        output = child.process.communicate(timeout=PATIENCE)[0]
-        assert (child.process.returncode, child.errors()) == (0, "")
+        output = child.process.communicate(timeout=patience)[0]
+        errors = "" if complaints else child.errors()
+        assert (child.process.returncode, errors) == (0, ""), child.errors()
         return output.decode()
 
 
-def fork(function, *arguments):
-    """Call a function in a forked child and return the child's process number at once."""
+def fork(function, *arguments, patience=PATIENCE):
+    """Call a function in a forked child, which is ended after `patience` seconds; return its number at once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)     # the test runner's threads do no harm in the child
         pid = os.fork()
@@ -129,7 +142,7 @@ def fork(function, *arguments):
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(PATIENCE)
+        signal.alarm(patience)
         function(*arguments)
         code = 0
     except BaseException:

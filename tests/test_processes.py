@@ -1,10 +1,12 @@
-"""Real processes at one file: viewers, writers taking turns, killed writers, forks, threads, replaced files."""
+"""Real processes at one file: viewers, writers taking turns, forks, threads, replaced files.
+
+Writers that are killed are in test_kill.py, all kinds of them at once in test_many.py.
+"""
 
 import fcntl
 import multiprocessing
 import os
 import pathlib
-import random
 import signal
 import tempfile
 import threading
@@ -16,7 +18,6 @@ import numpy as np
 import pytest
 
 import mmapdict
-from budget import slow_examples
 from children import WITHOUT_MMAPDICT, Child, descriptors, fork, in_fork, join, run, wait_until
 from mmapdict import Change, ClosedError, FormatError
 from judge import plain
@@ -385,57 +386,6 @@ def test_many_processes_create_the_same_file_at_once(path, mode):
     assert len(os.listdir(path.parent)) == 5
 
 
-def test_writers_take_turns_and_lose_nothing_while_others_load(path):
-    mmapdict.open(path, "x").close()
-    gate, n, rounds = Gate(), 4, 60
-
-    def write(number):
-        gate.wait()
-        with mmapdict.open(path, "a") as d:
-            for i in range(rounds):
-                d[number, i] = np.full(300, i)
-                if i % 3 == 0:
-                    d.create(("hole", number, i), 100, "u1")[:] = number + 1
-                if i % 5 == 0:
-                    d["shared"] = [number, i, "x" * i]
-                if i % 4 == 3:
-                    assert (d.pop((number, i - 1)) == i - 1).all()
-            assert len([k for k in d if k[0] == number]) == rounds - rounds // 4
-
-    def load():
-        """A reader of the old kind: it sees whole items only, and never fewer of one writer's than before."""
-        gate.wait()
-        last, seen = {}, 0
-        while seen < n * (rounds - rounds // 4):
-            loaded = plain(path)
-            seen = 0
-            for key, value in loaded.items():
-                if key == "shared":
-                    assert len(value[2]) == value[1]
-                elif key[0] == "hole":
-                    assert value.shape == (100,)
-                else:
-                    seen += 1
-                    assert (value == key[1]).all() and value.shape == (300,)
-            for number in range(n):
-                newest = max((k[1] for k in loaded if k[0] == number), default=-1)
-                assert newest >= last.get(number, -1)
-                last[number] = newest
-
-    pids = [*(fork(write, number) for number in range(n)), fork(load)]
-    gate.open()
-    join(*pids)
-    expected = {(number, i) for number in range(n) for i in range(rounds) if i % 4 != 2}
-    expected |= {("hole", number, i) for number in range(n) for i in range(0, rounds, 3)} | {"shared"}
-    loaded = plain(path)
-    assert set(loaded) == expected
-    for key, value in loaded.items():
-        if key[0] == "hole":
-            assert (value == key[1] + 1).all()
-    with mmapdict.open(path, "r") as d:
-        assert d == loaded and list(d) == list(loaded)
-
-
 def test_two_processes_taking_turns_see_each_others_keys(path):
     code = """
 with mmapdict.open(path, "a") as d:
@@ -454,51 +404,6 @@ with mmapdict.open(path, "a") as d:
             assert list(d) == [("child", n) for n in range(i + 1)]
             assert i == 0 or (d["child", i] == i).all()
         child.finish()
-
-
-@pytest.mark.parametrize("rounds", [12, pytest.param(slow_examples(300), marks=pytest.mark.slow)])
-def test_a_killed_writer_loses_nothing_that_it_acknowledged(path, rounds):
-    """SIGKILL at random instants; everything that was said to be done is there, and the next writer goes on."""
-    rng = random.Random(rounds)
-    done, seen_partly = {}, 0
-
-    def write(round, told):
-        with mmapdict.open(path, "a") as d:
-            for i in range(10**6):
-                d[round, i] = np.full(50 + 3 * (i % 400), i)
-                d["last"] = (round, i)
-                if i % 7 == 6:
-                    del d[round, i - 3]
-                if i % 50 == 49:
-                    d.create(("hole", round, i), 5000, "u1")[:] = 1
-                os.write(told, b"%d\n" % i)
-
-    for round in range(rounds):
-        read, told = os.pipe()
-        pid = fork(write, round, told)
-        os.close(told)
-        with open(read, "rb") as stream:
-            stream.readline()
-            time.sleep(rng.random() / 30)       # a kill at a random instant: nothing can signal it
-            os.kill(pid, signal.SIGKILL)
-            said = [0, *map(int, stream.read().split(b"\n")[:-1])][-1]
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        done[round] = said
-        loaded = plain(path)
-        assert loaded["last"][0] == round and loaded["last"][1] in (said, said + 1)
-        for (_, i), value in [item for item in loaded.items() if item[0][0] == round]:
-            assert (value == i).all()
-        here = {key[1] for key in loaded if key[0] == round}
-        must = {i for i in range(said + 1) if i % 7 != 3 or i + 3 > said}
-        assert must - {said - 2} <= here <= must | {said + 1}
-        seen_partly += len(here) != len(must)
-        with mmapdict.open(path, "r+") as d:    # the next writer: at once, and nothing comes back
-            assert list(d) == list(loaded) or sorted(map(repr, d)) == sorted(map(repr, loaded))
-            d.pop("last")
-            assert "last" not in plain(path) and "last" not in d
-            if len(d) > 2000:
-                d.clear()
-                assert plain(path) == {}
 
 
 def test_the_lock_dies_with_its_holder(path):
