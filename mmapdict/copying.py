@@ -6,7 +6,6 @@ not copies. `Builder` writes a whole file of them.
 """
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -16,8 +15,8 @@ from .arrays import (ArrayInfo, MaskedInfo, decode_info, encode_array, hole_part
                      raw_bytes)
 from .errors import CorruptError
 from .format import Payload, Record
+from .judging import judge_pickled
 from .literals import key_parts
-from .machine import ARGUMENT
 from .pickling import shift_memo
 from .store import File
 from .values import encode
@@ -76,7 +75,7 @@ def stored_parts(view: memoryview, base: int, record: Record, key: Any, at: int,
     Raises
     ------
     CorruptError
-        If the value is no array, though it starts as one, or if its opcodes run past its end.
+        If the value is no array, though it starts as one, or if its opcodes are not those of a value.
     """
     # No pickled value starts with BINGET, all arrays do.
     info = decode_info(view, base, at, record.body_end, record.covered) if view[at - base] == fmt.BINGET else None
@@ -150,63 +149,26 @@ def _copied(view: memoryview, base: int, info: Union[ArrayInfo, MaskedInfo]) -> 
 
 # -- pickled values ---------------------------------------------------------------------------------------------
 
-# Runs of opcodes that need no look: no memo, no bytes, no long text. Bounded: the matcher remembers each of them.
-_PLAIN_RUN = re.compile(
-    rb"(?s:G.{8}|K.|M..|J.{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91\x93]|\x8c(?:"
-    + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(48)) + b")){1,1000}")
-_BIG = frozenset((fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4))
-_MEMO_OPS = (bytes((fmt.LONG_BINPUT,)), bytes((fmt.LONG_BINGET,)))
-
-
 def _pickled_parts(ops: memoryview, at: int, memo: int) -> tuple[Parts, int]:
     """Cut the opcodes of a pickled value, which start at the offset `at`; also return how many indices it uses."""
-    if len(ops) <= fmt.BIG_PAYLOAD:
-        data = bytes(ops)
-        if _MEMO_OPS[0] not in data and _MEMO_OPS[1] not in data:
-            return [data], 0
-    pieces: Parts = []
-    low, high = fmt.MEMO_END, -1
-    kept = pos = 0                      # from `kept` on the opcodes stay as they are
-    n = len(ops)
-    filler = -1                         # where one starts, if one ends here
-    while pos < n:
-        run = _PLAIN_RUN.match(ops, pos)
-        if run:
-            pos, filler = run.end(), -1
-            if pos >= n:
-                break
-        op = ops[pos]
-        width = ARGUMENT[op]
-        if width == -9:
-            raise CorruptError(f"an opcode that no value has: 0x{op:02x}", None, at + pos)
-        end = pos + 1 + abs(width)
-        argument = int.from_bytes(ops[pos + 1:end], "little")
-        start, end = end, end + argument if width < 0 else end
-        if end > n:
-            raise CorruptError("a value's opcodes are damaged: one runs past the value's end", None, at + pos)
-        if op == fmt.LONG_BINPUT:
-            low, high = min(low, argument), max(high, argument)
-        if op in _BIG and end - start > fmt.BIG_PAYLOAD:
-            pieces += (bytes(ops[kept:pos if filler < 0 else filler]),
-                       _mapped(bytes(ops[pos:start]), ops[start:end], fmt.RECORD_ALIGNMENT,
-                               start - end & fmt.RECORD_ALIGNMENT - 1, at + start))
-            kept = end
-        elif (op == fmt.SHORT_BINBYTES or op == fmt.BINBYTES) and end < n and ops[end] == fmt.POP \
-                and not any(ops[start:end]):
-            filler = pos if filler < 0 else filler
-            pos = end + 1
-            continue
-        pos, filler = end, -1
-    if kept:
-        pieces.append(bytes(ops[kept:n if filler < 0 else filler]))
-    else:
-        pieces = [bytes(ops)]
-    if high < 0:
-        return pieces, 0
+    data = bytes(ops) if len(ops) < DIRECT_FROM else ops        # faster
     try:
-        return [p if isinstance(p, Payload) else shift_memo(p, memo - low) for p in pieces], high - low + 1
-    except OverflowError as exc:
-        raise CorruptError("a value fetches from the memo what is not its own", None, at) from exc
+        found = judge_pickled(data, 0, len(data))
+    except CorruptError as exc:
+        raise CorruptError(exc.message, None, None if exc.offset is None else at + exc.offset) from exc
+    first = min(found.memo, default=memo)
+    pieces: Parts = []
+    kept = 0                            # from here on the opcodes stay as they are
+    for start, end, behind in sorted([*found.payloads, *((start, start, end) for start, end in found.fillers)]):
+        if start < kept:
+            continue                    # in a filler
+        pieces.append(shift_memo(bytes(data[kept:start]), memo - first))
+        if start < end:
+            pieces.append(_mapped(bytes(data[start:end]), ops[end:behind], fmt.RECORD_ALIGNMENT,
+                                  end - behind & fmt.RECORD_ALIGNMENT - 1, at + end))
+        kept = behind
+    pieces.append(shift_memo(bytes(data[kept:]), memo - first))
+    return fmt.split_payloads(pieces), len(found.memo)
 
 
 # -- a whole file -----------------------------------------------------------------------------------------------

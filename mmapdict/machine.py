@@ -5,6 +5,7 @@ sizes that they declare, and a payload is passed over, not read.
 """
 from __future__ import annotations
 
+import codecs
 import pickle
 import pickletools
 import re
@@ -12,7 +13,7 @@ import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Optional
+from typing import Any, Optional
 
 from . import format as fmt
 from .errors import CorruptError
@@ -30,6 +31,7 @@ for _op in pickletools.opcodes:
 SPARSE_MEMO = 1 << 14
 # A longer text is no name of a module or class.
 NAME_MAX = 4096
+TEXT_STEP = 1 << 20             # so much of a text is looked at at once
 # Containers up to this size are taken in one step.
 _BATCH = 1000
 
@@ -69,7 +71,8 @@ _RUNS = {op: re.compile(rb"(?s:(?:%c.{%d}){1,%d})" % (op, ARGUMENT[op], _BATCH))
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 _NEWLINE = re.compile(rb"\n")
-_PAYLOADS = b"BX\x8d\x8e"
+_PAYLOADS = b"BX\x8d\x8eT\x8b"
+_BYTES = b"CB\x8e"
 _PAIRED = b"ud"                         # of what they take each second is a value
 _GROWING = b"eu\x90asb"                 # what they take goes into what stands before it
 
@@ -108,12 +111,16 @@ class Trace:
         The highest of them, or -1.
     repeated : int or None
         The first memo index that is put twice.
-    payloads : list of (int, int)
-        Where the texts and bytes objects longer than `BIG_PAYLOAD` start and end.
+    payloads : list of (int, int, int)
+        Of each text, bytes object and int longer than `BIG_PAYLOAD`: where its opcode stands, and where it itself
+        starts and ends.
+    fillers : list of (int, int)
+        Where bytes objects start, opcodes included, that are thrown away at once, and where the POP ends that does
+        it. Without them the other opcodes do the same.
     """
 
     __slots__ = ("globals", "depth", "late", "stack", "marks", "end", "stopped", "proto", "memo", "memo_max",
-                 "repeated", "payloads")
+                 "repeated", "payloads", "fillers")
 
     def __init__(self) -> None:
         self.globals: list[tuple[int, Optional[str], Optional[str]]] = []
@@ -126,7 +133,8 @@ class Trace:
         self.memo: set[int] = set()
         self.memo_max = -1
         self.repeated: Optional[int] = None
-        self.payloads: list[tuple[int, int]] = []
+        self.payloads: list[tuple[int, int, int]] = []
+        self.fillers: list[tuple[int, int]] = []
 
 
 def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int = 4, given: Iterable[int] = (),
@@ -190,6 +198,8 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     limit = n
     frame_end = -1
     names: dict[int, Optional[str]] = {}
+    loose: list[int] = []               # where the bytes objects start that end, without a gap, at `loose_end`
+    loose_end = -1
 
     def text(element: int) -> Optional[str]:
         if element >= 0:
@@ -319,6 +329,11 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
             at += 2
             if at <= limit:
                 at += data[at - 1]
+                if op == fmt.SHORT_BINBYTES:
+                    if loose_end != last:
+                        loose.clear()
+                    loose.append(last)
+                    loose_end = at
             continue
         elif kind == _STACK_GLOBAL:
             if len(stack) - 2 < floor:
@@ -339,14 +354,25 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
                 if size >> 31 and op in b"T\x8b":
                     raise CorruptError(f"{_NAMES[op]} with a negative size", None, last)
                 if size > fmt.BIG_PAYLOAD and op in _PAYLOADS:
-                    result.payloads.append((at, at + size))
+                    result.payloads.append((last, at, at + size))
                 at += size
+                if op in _BYTES:
+                    if loose_end != last:
+                        loose.clear()
+                    loose.append(last)
+                    loose_end = at
                 if texts and at <= limit and kind == _TEXT:
                     _check_text(data, last, at - size, at)
             continue
         elif kind == _POP:
             if len(stack) > floor:
                 stack.pop()
+                if loose and loose_end == at:
+                    thrown = loose.pop()
+                    while result.fillers and result.fillers[-1][0] > thrown:
+                        result.fillers.pop()
+                    result.fillers.append((thrown, at + 1))
+                    loose_end = at + 1
             elif marks:
                 floor = marks.pop()         # an unpickler's POP takes a MARK, too
             else:
@@ -481,13 +507,16 @@ def _kinds_but(refuse: bytes) -> bytearray:
 
 def _check_text(data: Buffer, op_at: int, start: int, end: int) -> None:
     """Raise CorruptError if a text is none."""
+    encoding = "ascii" if data[op_at] in b"TU" else "utf-8"         # those two are of protocol 1
     try:
-        if data[op_at] in b"TU":                # BINSTRING, of protocol 1
-            str(data[start:end], "ascii")
-        else:
-            str(data[start:end], "utf-8", "surrogatepass")
+        if end - start <= TEXT_STEP:
+            str(data[start:end], encoding, "surrogatepass")
+            return
+        decoder: Any = codecs.getincrementaldecoder(encoding)("surrogatepass")
+        for i in range(start, end, TEXT_STEP):
+            decoder.decode(bytes(data[i:min(i + TEXT_STEP, end)]), i + TEXT_STEP >= end)
     except UnicodeDecodeError as exc:
-        raise CorruptError(f"{_NAMES[data[op_at]]} of a text that is not {exc.encoding.upper()}", None, op_at) from exc
+        raise CorruptError(f"{_NAMES[data[op_at]]} of a text that is not {encoding.upper()}", None, op_at) from exc
 
 
 def _underflow(op: int, at: int) -> CorruptError:

@@ -9,53 +9,28 @@ has checksums of these.
 """
 from __future__ import annotations
 
-import codecs
 import os
-import re
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple, Optional
-from zlib import crc32
-
-import numpy as np
 
 from . import format as fmt
-from .arrays import ArrayInfo, decode_info
 from .birth import new_file, replacement
 from .copying import Builder, stored_parts
 from .errors import CorruptError, FormatError
+from .finding import HEAD_MAX, VERSION_MAX, Finder, Head
 from .format import Record
-from .literals import check_key, decode_literal, skip_filler, shown
-from .machine import ARGUMENT, trace
-from .seals import check, decode_seal, is_seal
+from .judging import CLEAR, DROP, SEAL, judge_hidden, judge_key, judge_value
+from .literals import shown
+from .seals import check, decode_seal
 from .store import OFFSET_MAX, full_path, raw_bytes
+from .verify import check_file
 
 __all__ = ["Lost", "RepairReport", "repair"]
 
-# In values no opcode may come that is none of a value's.
-_NOT_IN_VALUES = bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE, fmt.BINPUT, fmt.BINGET))
-# Versions above this are no versions, but damage.
-VERSION_MAX = 15
-SCAN_STEP = 8 << 20             # bytes that are searched at once
-STARTS_MAX = 1 << 20            # starts of records, and ids, that are compared if the header's id is damaged
-IDS_MAX = 1 << 16
-HEADERS_MAX = 64                # headers before each of them that it may belong to
-TEXT_STEP = 1 << 20
 LISTED_MAX = 20                 # how many keys and losses the text of a report names
-_HEAD_MAX = fmt.RECORD_HEAD + len(fmt.ROOT) + 5 + fmt.CHECK.size
-_WORDS = -(-_HEAD_MAX // 8)
-_INNER = fmt.HEADER_HEAD + b"\0" + fmt.MAGIC
-_TEXTS = (fmt.SHORT_BINUNICODE, fmt.BINUNICODE, fmt.BINUNICODE8)
-# Runs of opcodes among which is no text.
-_TEXTLESS = re.compile(
-    rb"(?s:G.{8}|K.|M..|[Jrj].{4}|[N\x88\x89()\]}taesu0Rb\x81\x85\x86\x87\x8f\x90\x91\x93]){1,1000}")
-_decoder: Any = codecs.getincrementaldecoder("utf-8")
-_U: Any = np.uint64
-# How a record begins: MARK, or STOP if it is not published, and Op.
-_STARTS = [_U(first | op << 8) for first in (fmt.MARK, fmt.STOP) for op in (fmt.LIVE, fmt.DEAD)]
+# What verify calls so, the next writer puts right. Other damage of the header was noted before.
+_HINTS = ("header", "order")
 
 
 class Lost(NamedTuple):
@@ -222,31 +197,8 @@ def _build(view: memoryview, found: dict[Any, _Item], report: RepairReport, buil
 
 # -- searching --------------------------------------------------------------------------------------------------
 
-class _Head(NamedTuple):
-    """The start of a record that is this file's, as its tag says; the rest of it may be damaged.
-
-    Attributes
-    ----------
-    op, end, entry, content, covered : as in `format.Record`
-        The end may lie behind that of the file.
-    sound : bool
-        Whether the check value is right: length and covered opcodes are as they were written.
-    """
-
-    op: int
-    end: int
-    entry: bool
-    content: int
-    covered: int
-    sound: bool
-
-
 class _Search:
-    """Finds what counts in the bytes of a damaged file.
-
-    Each byte is searched once for the start of a record, and each start is looked at once, so the time is linear in
-    the file's size whatever it holds.
-    """
+    """Finds what counts in the bytes of a damaged file."""
 
     def __init__(self, view: memoryview, report: RepairReport) -> None:
         self.view = view
@@ -254,14 +206,11 @@ class _Search:
         self.report = report
         self.damaged = False            # anything of the structure
         self.broken = False             # a record, or what should be one
-        self.tag = 0
         self.said = 0                   # the offset of the STOP by the header, if it makes sense
         self.stop = 0                   # the same, if the file reaches so far
         self.items: dict[Any, _Item] = {}
         self.unsure: dict[Any, _Item] = {}          # whole, but for the byte that says whether they count
         self.seal: Optional[Record] = None
-        self._scanned = fmt.HEADER_SIZE
-        self._starts: deque[int] = deque()
 
     def run(self) -> dict[Any, _Item]:
         """Return what counts, in the order of the file; the report gets the rest."""
@@ -274,7 +223,10 @@ class _Search:
             raise FormatError(self._foreign(), self.report.path)
         if self.seal is not None:
             self._check_seal(self.seal)
-        self.report.whole = not self.damaged and not self.report.lost and not self.report.doubtful
+        if not self.damaged and not self.report.lost and not self.report.doubtful:
+            faults = [fault for fault in check_file(self.report.path, self.view).faults if fault.kind not in _HINTS]
+            self.report.whole = not faults
+            self.report.notes += map(str, faults)
         counted = self._cell(fmt.LIVE_OFFSET)
         if self.report.whole and not self._cell(fmt.COMMIT_OFFSET) & 1 and counted != len(self.items):
             self._note(f"the header counts {counted} keys, there are {len(self.items)}")
@@ -300,13 +252,17 @@ class _Search:
             self.damaged = True
             self._note(f"the header was damaged: {exc.message}")
             recognised = opcodes or magic or self.size > 2 and fmt.HEADER_HEAD.startswith(head[:fmt.BLOCK_OFFSET])
-        self.tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
+        tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
         if self.size > fmt.HEADER_SIZE:
             stop = self._cell(fmt.STOP_OFFSET)
             if fmt.HEADER_SIZE <= stop <= OFFSET_MAX and stop % fmt.RECORD_ALIGNMENT == 0:
                 self.said = stop
                 self.stop = stop if stop < self.size else 0
-        self._find_tag()
+        agreed = Finder(self.view, tag).agreed_tag()
+        if agreed is not None and agreed != tag:
+            self.damaged = True
+            self._note("the file's id in the header was damaged; the records agree on another")
+        self.finder = Finder(self.view, tag if agreed is None else agreed)
         return recognised
 
     def _cell(self, offset: int) -> int:
@@ -321,147 +277,6 @@ class _Search:
                 return exc.message
         return "not an mmapdict file, and no record of one is in it"
 
-    def _find_tag(self) -> None:
-        """If no record bears the header's id, take the one that the records agree on that hold the most bytes.
-
-        A file that is itself a value of this one has records, too; but these bear the id and the offsets of the
-        header that they stand behind.
-        """
-        if self.size < fmt.HEADER_SIZE + _HEAD_MAX or self._decode(fmt.HEADER_SIZE, self.tag) is not None:
-            return
-        if any(self._find(at, self.tag) is not None for at in self._scan_all(self.tag)):
-            return
-        inner = self._inner_headers()
-        begins = [begin for begin, _ in inner]
-        covered: dict[int, int] = {}
-        ends: dict[int, int] = {}
-        for at in islice(self._scan_all(None), STARTS_MAX):
-            tag = self._tag_at(at) ^ at
-            if at < ends.get(tag, 0) or tag not in covered and len(covered) >= IDS_MAX:
-                continue
-            i = bisect_left(begins, at)
-            if any(at - begin ^ inside == tag ^ at for begin, inside in inner[max(0, i - HEADERS_MAX):i]):
-                continue
-            record = self._find(at, tag)
-            if record is not None:
-                covered[tag] = covered.get(tag, 0) + record.end - at
-                ends[tag] = record.end
-        if covered:
-            self.damaged = True
-            self.tag = max(covered, key=covered.__getitem__)
-            self._note("the file's id in the header was damaged; the records agree on another")
-
-    def _inner_headers(self) -> list[tuple[int, int]]:
-        """Return the offset and the tag of each header that stands somewhere in this file, but at its start."""
-        found = []
-        overlap = fmt.HEADER_SIZE
-        for start in range(fmt.HEADER_SIZE, self.size, SCAN_STEP):
-            piece = bytes(self.view[start:start + SCAN_STEP + overlap])
-            at = piece.find(_INNER)
-            while 0 <= at < SCAN_STEP:
-                found.append((start + at, fmt.file_tag(piece[at + fmt.FILE_ID_OFFSET:at + fmt.COMMIT_OFFSET])))
-                at = piece.find(_INNER, at + 1)
-        return found
-
-    # -- where records start ------------------------------------------------------------------------------------
-
-    def _scan(self, start: int, tag: Optional[int]) -> tuple[list[int], int]:
-        """Search a piece of the file, from the multiple of 8 `start` on, for what looks like the start of a record.
-
-        Parameters
-        ----------
-        tag : int, optional
-            Of the file; None: any.
-
-        Returns
-        -------
-        (list of int, int)
-            The offsets, and where the next piece starts.
-        """
-        count = min(SCAN_STEP, self.size - start) // 8
-        words = np.frombuffer(self.view, "<u8", count, start)
-        two = words & np.uint64(0xFFFF)
-        at = np.flatnonzero((two == _STARTS[0]) | (two == _STARTS[1]) | (two == _STARTS[2]) | (two == _STARTS[3]))
-        last = count - _WORDS
-        behind = start + 8 * count if start + 8 * count + 8 > self.size else start + 8 * max(1, last + 1)
-        at = at[at <= last]
-        w1, w2, w3 = words[at + 1], words[at + 2], words[at + 3]
-        short = np.uint64(fmt.SHORT_BINBYTES)
-        entry = (w1 >> _U(16)) & _U(0xFFFF) == _U(fmt.BINGET)
-        op = np.where(entry, w1 >> _U(32), w1 >> _U(16)) & _U(0xFF)
-        tags = np.where(entry, np.where(op == short, w1 >> _U(48) | w2 << _U(16), w2 >> _U(8) | w3 << _U(56)),
-                        np.where(op == short, w1 >> _U(32) | w2 << _U(32), w1 >> _U(56) | w2 << _U(8)))
-        good = ((op == short) | (op == _U(fmt.BINBYTES))) & (w1 & _U(0xFFFF) == _U(0))      # lengths below 2^48
-        offsets = at.astype(np.uint64) * _U(8) + _U(start)
-        if tag is not None:
-            good &= tags == offsets ^ _U(tag)
-        found: list[int] = offsets[good].tolist()
-        return found, behind
-
-    def _scan_all(self, tag: Optional[int]) -> Iterator[int]:
-        start = fmt.HEADER_SIZE
-        while start + _HEAD_MAX <= self.size:
-            found, start = self._scan(start, tag)
-            yield from found
-
-    def _next_record(self, at: int, limit: int) -> Optional[int]:
-        """Return the offset of the first whole record behind the offset `at` and before `limit`, or None."""
-        starts = self._starts
-        while True:
-            while starts:
-                if starts[0] >= limit:
-                    return None
-                if starts[0] > at and self._find(starts[0], self.tag) is not None:
-                    return starts[0]
-                starts.popleft()
-            start = max(self._scanned, at - at % 8)
-            if start >= limit or start + _HEAD_MAX > self.size:
-                return None
-            found, self._scanned = self._scan(start, self.tag)
-            starts.extend(found)
-
-    def _tag_at(self, at: int) -> int:
-        """Return the tag of what looks like the start of a record."""
-        at += fmt.RECORD_HEAD
-        at += 2 * (self.view[at:at + 2] == fmt.ROOT)
-        at += 2 if self.view[at] == fmt.SHORT_BINBYTES else 5
-        return self._cell(at)
-
-    def _decode(self, at: int, tag: int) -> Optional[Record]:
-        """Return the record at `at`, whatever its first byte is, or None."""
-        try:
-            return fmt.decode_record(self.view, 0, at, tag, self.view[at])
-        except CorruptError:
-            return None
-
-    def _find(self, at: int, tag: int) -> Optional[Record]:
-        """Return the record at `at`, where something looks like one, or None; no long checks of what is none."""
-        head = self._look(at, tag)
-        return self._decode(at, tag) if head is not None and head.sound else None
-
-    def _look(self, at: int, tag: int) -> Optional[_Head]:
-        """Return what stands at `at` if its tag says that it is a record of the file, though perhaps a damaged one."""
-        view, size = self.view, self.size
-        if at + _HEAD_MAX > size:
-            return None
-        _, op, length = fmt.RECORD.unpack_from(view, at)
-        pos = at + fmt.RECORD_HEAD
-        entry = view[pos:pos + 2] == fmt.ROOT
-        pos += 2 * entry
-        if view[pos] == fmt.SHORT_BINBYTES:
-            pos, n = pos + 2, view[pos + 1]
-        elif view[pos] == fmt.BINBYTES:
-            pos, n = pos + 5, int.from_bytes(view[pos + 1:pos + 5], "little")
-        else:
-            return None
-        tagged, crc, span = fmt.CHECK.unpack_from(view, pos)
-        if tagged != at ^ tag:
-            return None
-        content = pos + n + 1
-        sound = n >= fmt.CHECK.size and span <= fmt.SPAN_MAX and content + span <= size and crc == crc32(
-            view[content:content + span], crc32(fmt.LENGTH_TAG_SPAN.pack(length, tagged, span)))
-        return _Head(op, at + fmt.RECORD_HEAD + length + 1, entry, content, content + span, sound)
-
     # -- the records --------------------------------------------------------------------------------------------
 
     def _records(self) -> Iterator[tuple[Record, bool]]:
@@ -471,16 +286,16 @@ class _Search:
             first = self.view[at]
             if first == fmt.STOP and self._is_end(at):
                 return
-            record = self._decode(at, self.tag)
+            record = self.finder.decode(at)
             sure = True
             if record is None:
-                head = self._look(at, self.tag)
+                head = self.finder.look(at, self.finder.tag)
                 if head is not None and head.sound and head.op not in (fmt.LIVE, fmt.DEAD) and self._closes(head):
                     record = Record(at, head.end, True, head.entry, head.content, head.covered,
                                     head.end - 1 - head.entry)
                     sure = False
                 elif at == self.stop and head is None and not self._cell(fmt.COMMIT_OFFSET) & 1 \
-                        and self._next_record(at, self.size) is None:
+                        and self.finder.next_record(at, self.size) is None:
                     break                               # only the STOP itself is damaged
                 else:
                     at = self._pass_damage(at, head)
@@ -508,48 +323,44 @@ class _Search:
         """
         if at == self.stop or not self.broken and at > self.stop:
             return True
-        if self._decode(at, self.tag) is not None:
+        if self.finder.decode(at) is not None:
             return False
-        if self._next_record(at, self.stop if self.stop > at else self.size) is not None:
+        if self.finder.next_record(at, self.stop if self.stop > at else self.size) is not None:
             return False
         if self.stop > at:
             self.report.lost.append(Lost(at, self.stop, None, "the header speaks of records here; none is whole"))
         return True
 
-    def _closes(self, head: _Head) -> bool:
+    def _closes(self, head: Head) -> bool:
         """Whether a record ends as it should, where its length says."""
         end = head.end
         return end <= self.size and self.view[end - 1] == fmt.POP_MARK \
             and (not head.entry or self.view[end - 2] == fmt.SETITEM)
 
-    def _pass_damage(self, at: int, head: Optional[_Head]) -> int:
+    def _pass_damage(self, at: int, head: Optional[Head]) -> int:
         """Report what stands at the offset `at`, and is no whole record, as lost; return where to go on."""
         self.damaged = self.broken = True
         view, size = self.view, self.size
         limit = self.stop if self.stop > at else size
         # A value may hold anything, records too: where the damaged one's own end is credible, go on there.
         if head is not None and (head.sound or head.end < size and self._closes(head) and (
-                view[head.end] == fmt.STOP or self._decode(head.end, self.tag) is not None)):
+                view[head.end] == fmt.STOP or self.finder.decode(head.end) is not None)):
             end = head.end
         else:
             cut = head is not None and head.covered > size and size < head.end <= self.said
-            end = self._next_record(at, limit) or (head.end if head is not None and cut else limit)
+            end = self.finder.next_record(at, limit) or (head.end if head is not None and cut else limit)
         key, why = self._describe(at, end, head)
         self.report.lost.append(Lost(at, end, key, why))
         return end
 
-    def _describe(self, at: int, end: int, head: Optional[_Head]) -> tuple[Any, str]:
+    def _describe(self, at: int, end: int, head: Optional[Head]) -> tuple[Any, str]:
         """Return the key of a damaged record, as far as it can be told, and what is wrong with it."""
-        if head is None and self.size - at < _HEAD_MAX:
+        if head is None and self.size - at < HEAD_MAX:
             return None, f"cut off by the end of the file: {self.size - at} bytes are there"
         if head is None:
             what = "zeros" if not any(self.view[at:min(end, at + 4096)]) else "no record that can be made out"
             return None, f"{what}, {end - at} bytes"
-        key = None
-        if head.entry:
-            with suppress(CorruptError, TypeError):
-                key, _ = decode_literal(self.view, head.content, min(head.end, self.size))
-                check_key(key)
+        key = self.finder.guess_key(head)
         kind = "" if head.entry else "no key, a hidden record; if it deleted keys, these are back: "
         if head.end > self.size and (head.sound or head.covered > self.size):
             return key, f"{kind}cut off by the end of the file: {self.size - at} of {head.end - at} bytes are there"
@@ -564,14 +375,12 @@ class _Search:
         if not record.entry:
             self._take_hidden(record)
             return
-        key, view = None, self.view
+        key = None
         try:
-            key, at = decode_literal(view, record.content, record.body_end)
-            check_key(key)
-            self._check_value(record, at)
-        except (TypeError, ValueError) as exc:          # ValueError: also an int of too many digits for a message
-            why = exc.message if isinstance(exc, CorruptError) else str(exc)
-            self.report.lost.append(Lost(record.offset, record.end, key, why))
+            key, at = judge_key(self.view, record)
+            judge_value(self.view, record, at)
+        except CorruptError as exc:
+            self.report.lost.append(Lost(record.offset, record.end, key, exc.message))
         else:
             if sure:
                 self.items[key] = _Item(record, at)
@@ -580,24 +389,20 @@ class _Search:
                 self.unsure[key] = _Item(record, at)
 
     def _take_hidden(self, record: Record) -> None:
-        view, start, end = self.view, record.content, record.body_end
-        if is_seal(view, 0, record):
+        try:
+            kind, key = judge_hidden(self.view, record)
+        except CorruptError as exc:
+            self.damaged = True
+            self._note(f"a hidden record at offset {record.offset} was left out: {exc.message}")
+            return
+        if kind == SEAL:
             self.seal = record
-        elif view[start:end] == fmt.CLEAR:
+        elif kind == CLEAR:
             self.items.clear()
             self.unsure.clear()
-        elif view[start:start + len(fmt.DROP)] == fmt.DROP:
-            try:
-                key, at = decode_literal(view, start + len(fmt.DROP), end)
-                check_key(key)
-                if view[at:at + len(fmt.DROPPED)] != fmt.DROPPED \
-                        or skip_filler(view, at + len(fmt.DROPPED), end) != end:
-                    raise CorruptError("it does not end behind its key")
-            except (CorruptError, TypeError) as exc:
-                self.report.lost.append(Lost(record.offset, record.end, None, f"a deletion that is damaged: {exc}"))
-            else:
-                self.items.pop(key, None)
-                self.unsure.pop(key, None)
+        elif kind == DROP:
+            self.items.pop(key, None)
+            self.unsure.pop(key, None)
 
     def _check_seal(self, record: Record) -> None:
         """Report values whose bytes are not those that were sealed."""
@@ -612,52 +417,6 @@ class _Search:
             live = [(item.record.offset, item.record.end) for item in self.items.values()]
             self.report.doubtful = [keys[difference.offset] for difference in check(seal, self.view, live)
                                     if difference.kind == "changed" and difference.offset in keys]
-
-    def _check_value(self, record: Record, at: int) -> None:
-        """Raise CorruptError unless an unpickler can load the value; its classes apart."""
-        view = self.view
-        if view[at] == fmt.BINGET:
-            info = decode_info(view, 0, at, record.body_end, record.covered)
-            parts = [info] if isinstance(info, ArrayInfo) else [] if info is None else [info.data, info.mask]
-            try:
-                for part in parts:
-                    if part is not None:        # O(1); numpy refuses shapes that it cannot have
-                        np.ndarray(part.shape, part.dtype, view, part.offset, None, part.order)
-            except (ValueError, OverflowError, TypeError) as exc:
-                raise CorruptError(f"numpy can have no such array: {exc}", None, at) from exc
-            if info is not None:
-                return
-        found = trace(view, at, record.body_end, refuse=_NOT_IN_VALUES)
-        if found.stack != 1:
-            raise CorruptError("a value's opcodes do not push one object", None, at)
-        if found.memo and found.memo_max - min(found.memo) >= len(found.memo):
-            raise CorruptError("a value's memo indices do not follow each other", None, at)
-        if record.covered < record.body_end:
-            self._check_texts(at, record.body_end)
-
-    def _check_texts(self, at: int, end: int) -> None:
-        """Raise CorruptError unless all texts in a value are UTF-8; its opcodes were traced before.
-
-        One that is not would be an error for whoever loads the file. The check value vouches for those that it covers.
-        """
-        view = self.view
-        while at < end:
-            run = _TEXTLESS.match(view, at, end)
-            if run:
-                at = run.end()
-                continue
-            op, width = view[at], ARGUMENT[view[at]]
-            start = at + 1 + abs(width)
-            behind = start + int.from_bytes(view[at + 1:start], "little") if width < 0 else start
-            if op in _TEXTS:
-                decoder = _decoder("surrogatepass")
-                try:
-                    for i in range(start, behind, TEXT_STEP):
-                        decoder.decode(bytes(view[i:min(i + TEXT_STEP, behind)]))
-                    decoder.decode(b"", True)
-                except UnicodeDecodeError as exc:
-                    raise CorruptError("a text is not UTF-8", None, at) from exc
-            at = behind
 
     def _decide_unsure(self) -> None:
         """Keep entries whose Op is damaged, unless the header counts one key less."""

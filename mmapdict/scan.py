@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Optional
 from . import format as fmt
 from .errors import CorruptError, FormatError
 from .format import Record
-from .literals import check_key, decode_literal, skip_filler, shown
+from .judging import judge_hidden
+from .literals import decode_literal, shown
 from .machine import Trace, trace
 from .store import full_path, raw_bytes
 from .trust import Trust
@@ -172,7 +173,7 @@ def _scan(path: str, view: memoryview) -> ScanReport:
         i = bisect_right(starts, offset) - 1
         record = records[i] if i >= 0 and offset < records[i].end else None
         entry = record is not None and record.entry
-        ours = record is not None and not entry and is_known(view, record)
+        ours = record is not None and not entry and _is_known(view, record)
         row = rows.setdefault((module, name, entry, ours), [0, offset, record])
         row[0] += 1
     trust = Trust()
@@ -211,30 +212,10 @@ def _key(view: memoryview, record: Record) -> Any:
         return None
 
 
-def is_known(view: memoryview, record: Record) -> bool:
+def _is_known(view: memoryview, record: Record) -> bool:
     """Whether a hidden record does exactly what one of this format's does, and nothing else."""
-    content = bytes(view[record.content:min(record.body_end, record.content + fmt.SPAN_MAX)])
-    if content == fmt.CLEAR or content in fmt.GROUPS.values():
-        return True
     try:
-        return content.startswith(fmt.DROP) and dropped_key(view, record) is not view
-    except (CorruptError, TypeError):
+        judge_hidden(view, record)
+    except CorruptError:
         return False
-
-
-def dropped_key(view: memoryview, record: Record) -> Any:
-    """Return the key that a hidden record takes out of the mapping, one whose content starts as such.
-
-    Raises
-    ------
-    CorruptError
-        It does not go on as one.
-    TypeError
-        What stands there is no key.
-    """
-    key, at = decode_literal(view, record.content + len(fmt.DROP), record.body_end)
-    check_key(key)
-    behind = at + len(fmt.DROPPED)
-    if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, record.body_end) != record.body_end:
-        raise CorruptError("a deletion that does not end behind its key", None, at)
-    return key
+    return True

@@ -7,20 +7,18 @@ change in place.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, Optional, Union
-
-import numpy as np
+from typing import Any, NamedTuple, Optional
 
 from . import format as fmt
-from . import seals
-from .arrays import ArrayInfo, decode_info
+from . import judging, seals
+from .arrays import ArrayInfo
 from .errors import BusyError, CorruptError
+from .finding import VERSION_MAX, Finder, check_start
 from .format import Record
-from .literals import check_key, decode_literal, shown
+from .judging import dirty_fillers, judge_hidden, judge_key, judge_value
+from .literals import shown
 from .machine import trace
-from .scan import dropped_key
 from .store import full_path, raw_bytes
 
 __all__ = ["Fault", "Report", "verify"]
@@ -28,15 +26,7 @@ __all__ = ["Fault", "Report", "verify"]
 # How often and how long, in seconds, a writer is waited for that changes the file meanwhile.
 ATTEMPTS = 12
 PATIENCE = 2.0
-SCAN_STEP = 8 << 20                 # bytes that are searched at once for records
 LISTED = 100                        # faults that the text of a report names
-VERSION_MAX = 15                    # a version above this is no version, but damage
-_PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
-# Not in hidden records: they end the pickle, or count or take what is not theirs.
-_NOT_HIDDEN = bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE))
-# Not in pickled values: besides these the indices of others, what takes lines of text, extension codes, and what plain
-# pickle.load cannot load (persistent ids, buffers from elsewhere).
-_NOT_IN_VALUES = _NOT_HIDDEN + bytes((fmt.BINPUT, fmt.BINGET)) + b"ILFSVPgpciQ\x82\x83\x84\x96\x97\x98"
 
 
 class Fault(NamedTuple):
@@ -164,6 +154,11 @@ def verify(path: Any) -> Report:
     return report
 
 
+def check_file(path: str, view: memoryview) -> Report:
+    """Check the bytes of a whole file while writers are kept out; as `verify`."""
+    return _Check(path, view, True).run()
+
+
 class _Live(NamedTuple):
     """An entry that counts so far."""
 
@@ -196,7 +191,6 @@ class _Check:
         self.stop = self._cell(fmt.STOP_OFFSET)
         self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
         self.groups = 0
-        self.given = {0}                # memo indices that hidden records have put, and the header
         self.current: dict[Any, Record] = {}
         self.superseded: list[tuple[_Live, int]] = []       # and what took its place
         self.alive: list[tuple[int, int]] = []
@@ -245,7 +239,7 @@ class _Check:
         self.tag = fmt.file_tag(head[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET])
         if known < 2 or known == 3 and fmt.VERSION < version <= VERSION_MAX:
             # Either none of ours, or damaged: then its records tell.
-            if known == 3 or size <= fmt.HEADER_SIZE or self._agreed_tag() is None:
+            if known == 3 or self._finder().agreed_tag() is None:
                 with suppress(CorruptError):            # cut, but ours
                     fmt.check_header(bytes(view[:fmt.HEADER_SIZE + 1]), size, self.report.path)
         if size <= fmt.HEADER_SIZE:
@@ -281,36 +275,11 @@ class _Check:
 
     def _file_id(self) -> None:
         """Where the header's id is not that of the records, go on with theirs."""
-        if self.view[fmt.HEADER_SIZE] != fmt.STOP and self._decode(fmt.HEADER_SIZE) is None:
-            tag = self._agreed_tag()
+        if self.view[fmt.HEADER_SIZE] != fmt.STOP:
+            tag = self._finder().agreed_tag()
             if tag is not None and tag != self.tag:
                 self.fault(fmt.FILE_ID_OFFSET, "header", "the file id is not the one of the records")
                 self.tag = tag
-
-    def _agreed_tag(self) -> Optional[int]:
-        """Return what stands for the file's id in the records' tags: that of the header, or of most records."""
-        limit = self._limit()
-        if next(self._found(fmt.HEADER_SIZE, limit), None) is not None:
-            return self.tag
-        tags: dict[int, int] = {}
-        for at in _candidates(self.view, fmt.HEADER_SIZE, limit):
-            start = self._check_start(at)
-            if start is not None:
-                tag = int.from_bytes(self.view[start:start + 8], "little") ^ at
-                if _decode(self.view, at, tag) is not None:
-                    tags[tag] = tags.get(tag, 0) + 1
-                    if len(tags) > 1000 or tags[tag] > 1000:
-                        break
-        return max(tags, key=tags.__getitem__) if tags else None
-
-    def _check_start(self, at: int) -> Optional[int]:
-        """Return where the check value of a record at `at` would start."""
-        view, body = self.view, at + fmt.RECORD_HEAD
-        if body + 16 >= self.size:
-            return None
-        if view[body] == fmt.BINGET:
-            body += len(fmt.ROOT)
-        return {fmt.SHORT_BINBYTES: body + 2, fmt.BINBYTES: body + 5}.get(view[body])
 
     def _cells(self, end: int) -> None:
         """Compare the header's cells with what the records say."""
@@ -335,19 +304,13 @@ class _Check:
         """Return up to where bytes may be looked at: a writer may cut off what stands behind the STOP."""
         return self.stop + 1 if self.known_stop and not self.alone else self.size
 
-    def _decode(self, at: int) -> Optional[Record]:
-        return _decode(self.view, at, self.tag)
-
-    def _found(self, start: int, end: int) -> Iterator[Record]:
-        """Yield the whole records of this file that start behind `start` and before `end`."""
-        for at in _candidates(self.view, start, end):
-            record = self._decode(at)
-            if record is not None:
-                yield record
+    def _finder(self) -> Finder:
+        return Finder(self.view[:self._limit()], self.tag)
 
     def _walk(self) -> int:
         """Check all records; return the offset of the STOP, or of the place where there should be one."""
         view, at = self.view, fmt.HEADER_SIZE
+        finder = self._finder()
         while True:
             if at >= self.size:
                 self.broken = True
@@ -355,13 +318,12 @@ class _Check:
                 return at
             op = view[at]
             if op == fmt.STOP:
-                beyond = self.known_stop and at < self.stop and self._unpublished(at)
-                if not beyond:
+                unpublished = finder.decode(at) if self.known_stop and at < self.stop else None
+                if unpublished is None or unpublished.end > self.stop:
                     return at
                 self.broken = True
                 self.fault(at, "record", "STOP in place of MARK: an unpickler ends here, and the header says that "
                                          f"there are records up to {self.stop}", self._guess_key(at))
-                at += fmt.RECORD_ALIGNMENT
             else:
                 try:
                     limit = self._limit() if at < self.stop else self.size
@@ -374,15 +336,15 @@ class _Check:
                     kind = "cut" if self._runs_out(at) else "record"
                     self.fault(at, kind, exc.message, self._guess_key(at))
             stops = self.known_stop and at < self.stop and view[self.stop] == fmt.STOP
-            following = next(self._found(at + fmt.RECORD_ALIGNMENT, self.stop if stops else self._limit()), None)
+            following = finder.next_record(at, self.stop if stops else finder.size)
             if following is None:
                 if stops:
                     return self.stop
                 if view[self.size - 1] != fmt.STOP and not any(f.kind == "cut" for f in self.report.faults):
                     self.fault(self.size, "cut", "the file ends without its STOP")
                 return at
-            self.report.notes.append(f"bytes {at} to {following.offset} belong to no whole record")
-            at = following.offset
+            self.report.notes.append(f"bytes {at} to {following} belong to no whole record")
+            at = following
 
     def _runs_out(self, at: int) -> bool:
         """Whether the record at `at` is one that the end of the file cuts."""
@@ -391,31 +353,10 @@ class _Check:
         mark, op, length = fmt.RECORD.unpack_from(self.view, at)
         return mark == fmt.MARK and op in (fmt.LIVE, fmt.DEAD) and at + fmt.RECORD_HEAD + length >= self.size
 
-    def _unpublished(self, at: int) -> bool:
-        """Whether a whole record stands behind the STOP at `at`, before the header's."""
-        if at + fmt.RECORD_HEAD > self.size:
-            return False
-        _, op, length = fmt.RECORD.unpack_from(self.view, at)
-        end = at + fmt.RECORD_HEAD + length + 1
-        if op not in (fmt.LIVE, fmt.DEAD) or end > self.stop:
-            return False
-        return _decode(b"(" + bytes(self.view[at + 1:end + 1]), at, self.tag, at) is not None
-
     def _guess_key(self, at: int) -> Any:
         """Return the key that a broken record seems to have."""
-        start = self._check_start(at)
-        if start is None or self.view[at + fmt.RECORD_HEAD] != fmt.BINGET:
-            return None
-        size = self.view[start - 1] if self.view[start - 2] == fmt.SHORT_BINBYTES else self._size(start - 4)
-        try:
-            key, _ = decode_literal(self.view, start + size + 1, min(self.size, start + size + (1 << 16)))
-            check_key(key)
-        except (CorruptError, TypeError, IndexError):
-            return None
-        return key
-
-    def _size(self, at: int) -> int:
-        return int.from_bytes(self.view[at:at + 4], "little")
+        finder = self._finder()
+        return finder.guess_key(finder.look(at, None))
 
     def _record(self, record: Record) -> None:
         self.report.records += 1
@@ -436,61 +377,53 @@ class _Check:
             self._hidden(record)
 
     def _padding(self, record: Record) -> None:
-        start = self._check_start(record.offset)
+        start = check_start(self.view, record.offset)
         assert start is not None                # decode_record has read it
         zeros = bytes(self.view[start + fmt.CHECK.size:record.content - 1])
-        if zeros.strip(b"\0"):
-            at = start + fmt.CHECK.size + len(zeros) - len(zeros.lstrip(b"\0"))
-            self.fault(at, "padding", "the zeros of a check value are not all zero")
-        # The filler that makes the record's end aligned; no value ends with POP.
-        tail = bytes(self.view[max(record.content, record.body_end - 16):record.body_end])
-        if tail[-1:] == b"0":
-            fillers = [tail[-n - 1:-1] for n in range(1, len(tail) - 2) if tail[-n - 3:-n - 1] == fmt.bytes_head(n)]
-            if fillers and all(map(any, fillers)):
-                self.fault(record.body_end - len(fillers[0]) - 1, "padding", "the zeros of a filler are not all zero")
+        if any(zeros):
+            self.fault(record.content - 1 - len(zeros.lstrip(b"\0")), "padding",
+                       "the zeros of a check value are not all zero")
         if record.content - 1 - start > fmt.BIG_PAYLOAD:
             self.fault(record.offset, "padding", f"a check value of {record.content - 1 - start} bytes, at most "
                                                  f"{fmt.BIG_PAYLOAD} expected")
 
-    def _key(self, record: Record, start: int) -> tuple[Any, int]:
-        key, at = decode_literal(self.view, start, record.body_end)
-        check_key(key)
-        if at - start > fmt.BIG_PAYLOAD:
-            self._big_ends(trace(self.view, start, at).payloads, key)
-        return key, at
-
     def _entry(self, record: Record) -> None:
         try:
-            key, at = self._key(record, record.content)
-        except (CorruptError, TypeError) as exc:
-            self.fault(getattr(exc, "offset", None) or record.content, "key",
-                       f"no key: {getattr(exc, 'message', exc)}")
+            key, at = judge_key(self.view, record)
+        except CorruptError as exc:
+            self.fault(record.content if exc.offset is None else exc.offset, "key", f"no key: {exc.message}")
             return
+        ops = bytes(self.view[record.content:at])
+        if len(ops) > fmt.BIG_PAYLOAD or fmt.POP in ops:
+            found = trace(self.view, record.content, at)
+            self._big_ends(found.payloads, key)
+            self._fillers(found.fillers, key)
         old = self.current.get(key)
         if old is not None:
             self.superseded.append((_Live(old, key), record.offset))
         self.current[key] = record
         self.keys[record.offset] = key
         try:
-            if self.view[at] == fmt.BINGET:
-                self._array(record, key, at)
-            else:
-                self._pickled(record, key, at)
+            arrays, groups, found = judge_value(self.view, record, at)
         except CorruptError as exc:
             self.fault(at if exc.offset is None else exc.offset, "value", exc.message, key)
+            return
+        if arrays:
+            for group, name in ((fmt.ARRAYS, "arrays"), (fmt.MASKS, "masks")):
+                if groups & ~self.groups & group:
+                    self.fault(at, "globals", f"no record of the group {name!r} stands before this array", key)
+            for info in arrays:
+                if info.nbytes:
+                    self._array_ends(info, key)
+        else:
+            self._big_ends(found.payloads, key)
+            self._memo(found.memo, record, key)
+        # A pickler throws bytes away, too, of a tuple that holds itself, but has stored them before and fetches them.
+        self._fillers(found.fillers, key)
 
-    def _array(self, record: Record, key: Any, at: int) -> None:
-        info = decode_info(self.view, 0, at, record.body_end)
-        if info is None:
-            raise CorruptError("neither an array nor a pickled value", None, at)
-        masked = not isinstance(info, ArrayInfo)
-        missing = [name for group, name in ((fmt.ARRAYS, "arrays"), (fmt.MASKS, "masks"))
-                   if (group == fmt.ARRAYS or masked) and not self.groups & group]
-        for name in missing:
-            self.fault(at, "globals", f"no record of the group {name!r} stands before this array", key)
-        for part in (info,) if isinstance(info, ArrayInfo) else (info.data, info.mask):
-            if part is not None and part.nbytes:
-                self._array_ends(part, key)
+    def _fillers(self, fillers: list[tuple[int, int]], key: Any) -> None:
+        for offset in dirty_fillers(self.view, fillers):
+            self.fault(offset, "padding", "the zeros of a filler are not all zero", key)
 
     def _array_ends(self, info: ArrayInfo, key: Any) -> None:
         unit = max(fmt.array_payload(None, info.nbytes, info.dtype.alignment).alignment, 1)
@@ -504,33 +437,21 @@ class _Check:
                 self.fault(info.offset, "alignment", f"{info.nbytes} bytes of an array end at no multiple of "
                                                      f"{fmt.RECORD_ALIGNMENT}", key)
 
-    def _pickled(self, record: Record, key: Any, at: int) -> None:
-        found = trace(self.view, at, record.body_end, refuse=_NOT_IN_VALUES, texts=True)
-        if found.stack != 1:
-            raise CorruptError(f"the opcodes of a value push {found.stack} objects", None, at)
-        if found.repeated is not None:
-            raise CorruptError(f"memo index {found.repeated} is put twice", None, at)
-        self._big_ends(found.payloads, key)
-        self._memo(found.memo, record, key)
-
-    def _big_ends(self, payloads: list[tuple[int, int]], key: Any) -> None:
-        for start, end in payloads:
+    def _big_ends(self, payloads: list[tuple[int, int, int]], key: Any) -> None:
+        for _, start, end in payloads:
             if end % fmt.RECORD_ALIGNMENT:
-                self.fault(start, "alignment", f"a text or bytes object of {end - start} bytes ends at {end}, no "
+                self.fault(start, "alignment", f"a text, bytes object or int of {end - start} bytes ends at {end}, no "
                                                f"multiple of {fmt.RECORD_ALIGNMENT}", key)
 
     def _memo(self, indices: set[int], record: Record, key: Any) -> None:
-        """Take note of the memo indices that a record puts."""
+        """Take note of the memo indices that a record puts; they follow each other."""
         if not indices:
             return
         first, last = min(indices), max(indices)
         if first < fmt.MEMO_START and record.entry:
             self.fault(record.offset, "memo", f"memo index {first} is reserved: values use those from {fmt.MEMO_START}",
                        key)
-        if last - first + 1 == len(indices):
-            self.memo.append((first, last, record.offset, key))
-        else:
-            self.memo += [(i, i, record.offset, key) for i in indices]
+        self.memo.append((first, last, record.offset, key))
 
     def _memo_indices(self) -> None:
         """I8: no two live records put the same index."""
@@ -543,35 +464,29 @@ class _Check:
                 highest, owner = last, offset
 
     def _hidden(self, record: Record) -> None:
-        view, start, end = self.view, record.content, record.body_end
-        content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
-        for group, ops in fmt.GROUPS.items():
-            if content == ops:
-                self.groups |= group
-                self.given |= _PUT_BY[group]
-                return
+        view = self.view
         try:
-            if content == fmt.CLEAR:
-                for key in list(self.current):
-                    self._take_out(key, record.offset)
-            elif content.startswith(fmt.DROP):
-                self._take_out(dropped_key(view, record), record.offset)
-            elif seals.is_seal(view, 0, record):
-                self.seal = record
-            else:
-                found = trace(view, start, end, given=self.given, refuse=_NOT_HIDDEN, texts=True)
-                if found.marks:
-                    raise CorruptError("opcodes that leave a MARK open", None, start)
-                self._big_ends(found.payloads, None)
-                self._memo(found.memo, record, None)
-                self.given |= found.memo
-                if found.globals:
-                    names = sorted({f"{module}.{name}" for _, module, name in found.globals})
-                    self.report.notes.append(f"the hidden record at {record.offset} is none that this version knows, "
-                                             f"and names {', '.join(names[:5])}")
-        except (CorruptError, TypeError) as exc:
-            self.fault(getattr(exc, "offset", None) or start, "hidden",
-                       f"a hidden record: {getattr(exc, 'message', exc)}")
+            kind, what = judge_hidden(view, record)
+        except CorruptError as exc:
+            self.fault(record.content if exc.offset is None else exc.offset, "hidden",
+                       f"a hidden record: {exc.message}")
+            return
+        if kind == judging.GROUP:
+            self.groups |= what
+            self._memo(judging.PUT_BY[what], record, None)
+            return
+        if kind == judging.CLEAR:
+            for key in list(self.current):
+                self._take_out(key, record.offset)
+            return
+        found = trace(view, record.content, record.body_end, given=(0,))
+        self._big_ends(found.payloads, what)
+        if kind != judging.INERT:           # what that throws away may be something
+            self._fillers(found.fillers, what)
+        if kind == judging.DROP:
+            self._take_out(what, record.offset)
+        elif kind == judging.SEAL:
+            self.seal = record
 
     def _take_out(self, key: Any, by: int) -> None:
         old = self.current.pop(key, None)
@@ -616,23 +531,3 @@ class _Check:
             else:
                 self.fault(offset, "seal", f"the bytes of this record, up to {end}, are not those that were sealed",
                            key)
-
-
-def _decode(view: Union[memoryview, bytes], at: int, tag: int, base: int = 0) -> Optional[Record]:
-    try:
-        return fmt.decode_record(view, base, at, tag)
-    except CorruptError:
-        return None
-
-
-def _candidates(view: memoryview, start: int, end: int) -> Iterator[int]:
-    """Yield the multiples of 8 from `start` up to `end` at which the first two bytes are those of a record."""
-    unit = fmt.RECORD_ALIGNMENT
-    start += -start % unit
-    heads = [fmt.MARK | op << 8 for op in (fmt.LIVE, fmt.DEAD)]
-    while start + unit <= end:
-        n = min(end - start, SCAN_STEP) // unit
-        words = np.frombuffer(view, "<u2", n * (unit // 2), start)[::unit // 2]
-        for i in np.flatnonzero((words == heads[0]) | (words == heads[1])).tolist():
-            yield start + i * unit
-        start += n * unit

@@ -118,14 +118,25 @@ def test_an_array_that_this_writer_would_not_write_is_pickled():
 
 
 @pytest.mark.parametrize("ops, words", [
-    (b"X\xff\xff\xff\xffabc" + b"r\x40\0\0\0", "past the value's end"),
-    (b"cos\nsystem\n" + b"r\x40\0\0\0", "no value has"),
-    (b"j\x00\0\0\0" + b"](r\x40\0\0\0e", "not its own"),
+    (b"X\xff\xff\xff\xffabc" + b"r\x40\0\0\0", "runs past the end"),
+    (b"cos\nsystem\n" + b"r\x40\0\0\0", "may not stand here"),
+    (b"j\x00\0\0\0" + b"](r\x40\0\0\0e", "not put"),
 ])
 def test_a_damaged_value_is_refused(ops, words):
     data = laid_out(256, [b"K\x01" + ops])
     with pytest.raises(CorruptError, match=words):
         cut(data, 256, 64) if b"j" not in ops else cut(data, 256, 1)
+
+
+@pytest.mark.parametrize("ops, clean", [
+    (b"K\x07C\x03abc0", b"K\x07"), (b"C\x03abc0K\x07", b"K\x07"), (b"(C\x03abc0NC\x000t", b"(Nt"),
+    (b"NC\x01aC\x01b00", b"N"), (b"\x8c\x010", b"\x8c\x010"), (b"](B\x88\x13\0\0" + b"x" * 5000 + b"0Ne", b"](Ne"),
+    (b"]r\x40\0\0\0C\x01a0j\x40\0\0\0\x86", b"]r\x45\0\0\0j\x45\0\0\0\x86"),
+])
+def test_what_is_thrown_away_is_left_out(ops, clean):
+    """A filler's zeros could be anything in a file that somebody made, and repair shall not copy that."""
+    entry = cut(laid_out(256, [b"K\x01" + ops]), 256, 69)[1]
+    assert entry.parts == [b"K\x01" + clean]
 
 
 # -- whole files --------------------------------------------------------------------------------------------------

@@ -369,8 +369,19 @@ def test_big_texts_and_bytes_are_noted():
     sizes = [4096, 4097, 70000]
     stream = pickle.dumps([kind(b"x" * n) for n in sizes for kind in (bytes, bytes.decode)] + [1 << 80000], 4)
     found = trace(stream)
-    assert [(end - start) for start, end in found.payloads] == [4097, 4097, 70000, 70000]
-    assert all(stream[start:end] == b"x" * (end - start) for start, end in found.payloads)
+    assert [(end - start) for _, start, end in found.payloads] == [4097, 4097, 70000, 70000, 10001]
+    assert [stream[op:op + 1] for op, _, _ in found.payloads] == [b"B", b"X", b"B", b"X", b"\x8b"]
+    assert all(stream[start:end] == b"x" * (end - start) for _, start, end in found.payloads[:4])
+
+
+@pytest.mark.parametrize("ops, fillers", [
+    (b"NC\x02ab0", [(1, 6)]), (b"C\x010N", []), (b"B\x01\0\0\0x0C\x000N", [(0, 7), (7, 10)]), (b"C\x01aN00N", []),
+    (b"\x8e" + (5000).to_bytes(8, "little") + bytes(5000) + b"0N", [(0, 5010)]), (b"(C\x01a0t", [(1, 5)]),
+    (b"C\x01aC\x01b00N", [(0, 8)]), (b"C\x01aC\x01b0C\x01c00N", [(0, 12)]), (b"C\x01a(00N", []), (b"\x8a\x01a0N", []),
+    (b"C\x01ar\0\0\0\x000N", []), (b"\x8c\x01a0N", []),
+])
+def test_bytes_that_are_thrown_away_are_noted(ops, fillers):
+    assert trace(ops).fillers == fillers
 
 
 def test_big_payloads_cost_nothing():

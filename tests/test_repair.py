@@ -26,6 +26,8 @@ import faults
 import judge
 import mmapdict
 from mmapdict import BusyError, CorruptError, FormatError, Lost, birth, repair
+from budget import slow_examples
+from fuzz import exercise, mutators
 from mmapdict import format as fmt
 
 pytestmark = pytest.mark.leaves_damaged_file
@@ -381,8 +383,10 @@ def test_a_value_that_no_unpickler_would_load_is_lost(damaged, path):
 
 
 @pytest.mark.parametrize("ops, words", [
-    (b"", "one object"), (b"K\x01K\x02", "one object"), (b"K\x01.", "STOP"), (b"R", "too few"),
-    (b"h\x00", "BINGET"), (b"q\x00", "may not"), (b"j\x41\0\0\0", "not put"), (b"\xff", "unknown"),
+    (b"", "push 0 objects"), (b"K\x01K\x02", "push 2 objects"), (b"K\x01.", "STOP"), (b"R", "too few"),
+    (b"h\x00", "neither an array"), (b"NQ", "BINPERSID"), (b"K\x01\x8c\x01a\x93", "no constant texts"),
+    (b"]r\x40\0\0\0r\x40\0\0\0", "put twice"), (b"]r\x40\0\0\0r\x42\0\0\0", "follow each other"),
+    (b"q\x00", "may not"), (b"j\x41\0\0\0", "not put"), (b"\xff", "unknown"),
     (b"]r\x40\0\0\0r\xff\xff\xff\x7f", "memo"), (b"X\xff\xff\xff\xff", "runs"), (b"\x8d" + b"\xff" * 8, "runs"),
     (b"h\x01h\x03\x81(K\x01(J\0\0\0\x40th\x02\x8c\x03|u1\x85R\x89C\x01\x00tb", "needs"),
     (b"h\x01h\x03\x81(K\x01(" + b"K\x01" * 70 + b"th\x02\x8c\x03|u1\x85R\x89C\x01\x00tb", "."),
@@ -399,6 +403,70 @@ def test_whole_records_with_impossible_values(ops, words, damaged, path):
     lost, = found.report.lost
     assert (lost.offset, lost.end, lost.key) == (stop, end, "k")
     assert re.search(words, lost.why)
+
+
+@pytest.mark.parametrize("content", [b"\x8c\x05numpy\x8c\x06matrix\x93q\x01", b"h\x00NK\x05s", fmt.CLEAR + b"0",
+                                     fmt.DROP + b"\x8c\x01z" + fmt.DROPPED + b"N", fmt.DROP + b"](et"])
+def test_hidden_records_that_nobody_knows_are_left_out(content, damaged, path):
+    data = stored(path, {"a": np.arange(3), "z": 2})
+    stop = list(faults.records(data))[-1]
+    pieces, _, _ = fmt.encode_record(stop, fmt.file_tag(data[24:40]), [content], False)
+    found = damaged(data[:stop] + b"(" + b"".join(pieces) + b".")
+    assert found.report.saved == ["a", "z"] and found.report.lost == []
+    note, = found.report.notes
+    assert note.startswith("a hidden record at offset %d was left out: " % stop)
+    # One that only pushes constants is of a later version, and no damage.
+    pieces, _, _ = fmt.encode_record(stop, fmt.file_tag(data[24:40]), [b"\x8c\x03newC\x01x0"], False)
+    assert damaged(data[:stop] + b"(" + b"".join(pieces) + b".").report.whole
+
+
+def test_what_verify_finds_is_damage(damaged, path):
+    """All but hints in the header, which the next writer puts right."""
+    data = stored(path, {"a": np.arange(3), "b": [[]] * 2})
+    group = data.index(fmt.GROUPS[fmt.ARRAYS])
+    start, = [start for start, end, _, _ in list(faults.records(data))[:-1] if start < group < end]
+    bad = bytearray(data)
+    bad[start + 1] = fmt.DEAD
+    found = damaged(bad)
+    assert found.items["a"].tolist() == [0, 1, 2] and "globals" in found.report.notes[0]
+    bad = bytearray(data)
+    bad[starts(data)["a"][1] - 4] = 1
+    assert damaged(bad).report.saved == ["a", "b"] and "padding" in damaged(bad).report.notes[0]
+    stop = list(faults.records(data))[-1]
+    ops = b"\x8c\x01k]r\x40\0\0\0j\x40\0\0\0\x86"
+    pieces, _, _ = fmt.encode_record(stop, fmt.file_tag(data[24:40]), [ops])
+    found = damaged(data[:stop] + b"(" + b"".join(pieces) + b".")
+    assert found.items["k"] == ([], []) and "memo" in found.report.notes[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the harness works in forked children")
+@pytest.mark.parametrize("first", [2_000_000, *(pytest.param(2_000_000 + 500 * n, marks=pytest.mark.slow)
+                                                for n in range(1, slow_examples(40) + 1))])
+def test_whatever_was_damaged_the_repaired_file_is_whole(first, tmp_path, monkeypatch):
+    """By verify, by plain pickle, and by the mapping, which agree; but what a value names can fail when it is run."""
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+    seeds = exercise.make_seeds(tmp_path)
+    path, output = tmp_path / "run.mmapdict", tmp_path / "out.mmapdict"
+    work = []
+    for number in range(first, first + 500):
+        name, mutant = mutators.numbered(seeds, number)
+        path.write_bytes(mutant.data)
+        try:
+            report = repair(path, output)
+        except FormatError:
+            continue
+        if report.whole:
+            kinds = {fault.kind for fault in mmapdict.verify(path).faults}
+            assert kinds <= {"header", "order"}, (number, mutant.story)
+        else:
+            assert mmapdict.verify(output).faults == [], (number, mutant.story)
+            work.append((number, mutators.Mutant(output.read_bytes(), "", True, mutant.story), None))
+            output.unlink()
+    assert len(work) > 100
+    counts, wrong = exercise.run_all(work, tmp_path)
+    # Only who looks a name up can tell whether it is a class, and what state that takes.
+    assert [told for told in wrong if not re.search("says UnpicklingError: (NEWOBJ|.*state is not)", told[1])] == []
+    assert not any(outcome.startswith("refused") for outcome in counts)
 
 
 def test_nothing_of_the_file_is_run(damaged, path, tmp_path):
@@ -686,7 +754,7 @@ def test_a_file_full_of_starts_takes_linear_time_and_little_memory(kind, path):
         return sum(checked)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (fmt, sys.modules["mmapdict.repair"]):
+        for module in (fmt, sys.modules["mmapdict.finding"]):
             patch.setattr(module, "crc32", lambda data, *a: (checked.append(len(data)), zlib.crc32(data, *a))[1])
         small, large = count_checked_bytes(1000), count_checked_bytes(8000)
     assert large <= 10 * small + 1000

@@ -1,0 +1,152 @@
+"""What may stand in a record: one judgement for all that look at files without running them."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from . import format as fmt
+from .arrays import ArrayInfo, MaskedInfo, decode_info
+from .errors import CorruptError
+from .format import Buffer, Record
+from .literals import check_inert, check_key, decode_literal, skip_filler
+from .machine import Trace, trace
+from .seals import is_seal
+
+# Not in pickled values: what ends the pickle, or counts or takes what is not theirs; the indices of others; what takes
+# lines of text, extension codes, and what plain pickle.load cannot load (persistent ids, buffers from elsewhere).
+_NOT_IN_VALUES = (bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE, fmt.BINPUT, fmt.BINGET))
+                  + b"ILFSVPgpciQ\x82\x83\x84\x96\x97\x98")
+# Memo indices that the groups put, and those before whom they stand may fetch.
+PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
+_GIVEN = frozenset((0,)).union(*PUT_BY.values())
+
+GROUP, CLEAR, DROP, SEAL, INERT = "group", "clear", "drop", "seal", "inert"
+
+
+class Hidden(NamedTuple):
+    """What a hidden record is: its kind, and the number of its group, or the key that it drops."""
+
+    kind: str
+    what: Any = None
+
+
+def judge_hidden(view: memoryview, record: Record) -> Hidden:
+    """Return what a hidden record does.
+
+    Parameters
+    ----------
+    view : memoryview
+        The file from its start on.
+    record : Record
+
+    Raises
+    ------
+    CorruptError
+        It is of no kind of this format, and not inert either: no reader may pass over it.
+    """
+    start, end = record.content, record.body_end
+    content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
+    for group, ops in fmt.GROUPS.items():
+        if content == ops:
+            return Hidden(GROUP, group)
+    if content == fmt.CLEAR:
+        return Hidden(CLEAR)
+    if content.startswith(fmt.DROP):
+        key, at = _key(view, start + len(fmt.DROP), end)
+        behind = at + len(fmt.DROPPED)
+        if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, end) != end:
+            raise CorruptError("a deletion that does not end behind its key", None, at)
+        return Hidden(DROP, key)
+    check_inert(view, start, end)
+    return Hidden(SEAL if is_seal(view, 0, record) else INERT)
+
+
+def judge_key(view: memoryview, record: Record) -> tuple[Any, int]:
+    """Return the key of an entry, and where its value starts.
+
+    Raises
+    ------
+    CorruptError
+        What stands there is no key.
+    """
+    return _key(view, record.content, record.body_end)
+
+
+def _key(view: memoryview, start: int, end: int) -> tuple[Any, int]:
+    key, at = decode_literal(view, start, end)
+    try:
+        check_key(key)
+    except TypeError as exc:
+        raise CorruptError(str(exc), None, start) from exc
+    return key, at
+
+
+class Value(NamedTuple):
+    """What stands in an entry as its value.
+
+    Attributes
+    ----------
+    arrays : list of ArrayInfo
+        The array, or the data and the mask of a masked one; none if it is a pickled value.
+    groups : int
+        Which groups of globals have to stand before it.
+    found : Trace
+    """
+
+    arrays: list[ArrayInfo]
+    groups: int
+    found: Trace
+
+
+def judge_value(view: memoryview, record: Record, at: int) -> Value:
+    """Judge the value of an entry, which starts at `at`; nothing of it is run.
+
+    Raises
+    ------
+    CorruptError
+        No unpickler can load it, or its opcodes are not those of a value: they would do something to others, or can
+        do so at another place.
+    """
+    if view[at] == fmt.BINGET:
+        info = decode_info(view, 0, at, record.body_end, record.covered)
+        if info is None:
+            raise CorruptError("neither an array nor a pickled value", None, at)
+        return Value(_arrays(view, info, at), fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS,
+                     trace(view, at, record.body_end, given=_GIVEN))
+    return Value([], 0, judge_pickled(view, at, record.body_end, True))
+
+
+def judge_pickled(buf: Buffer, start: int, end: int, texts: bool = False) -> Trace:
+    """Judge the opcodes of a pickled value, as `judge_value`; texts are looked at only if `texts` says so."""
+    found = trace(buf, start, end, refuse=_NOT_IN_VALUES, texts=texts)
+    if found.stack != 1:
+        raise CorruptError(f"the opcodes of a value push {found.stack} objects", None, start)
+    if found.repeated is not None:
+        raise CorruptError(f"memo index {found.repeated} is put twice", None, start)
+    if found.memo and found.memo_max - min(found.memo) >= len(found.memo):
+        raise CorruptError("a value's memo indices do not follow each other", None, start)
+    for offset, module, name in found.globals:
+        if module is None or name is None:
+            raise CorruptError("a global whose names are no constant texts", None, offset)
+    return found
+
+
+def _arrays(view: memoryview, info: Union[ArrayInfo, MaskedInfo], at: int) -> list[ArrayInfo]:
+    parts = [info] if isinstance(info, ArrayInfo) else [part for part in (info.data, info.mask) if part is not None]
+    try:
+        for part in parts:                  # O(1); numpy refuses shapes that it cannot have
+            np.ndarray(part.shape, part.dtype, view, part.offset, None, part.order)
+    except (ValueError, OverflowError, TypeError) as exc:
+        raise CorruptError(f"numpy can have no such array: {exc}", None, at) from exc
+    return parts
+
+
+def dirty_fillers(view: memoryview, fillers: list[tuple[int, int]]) -> list[int]:
+    """Return where, in fillers, zeros should stand and do not."""
+    found = []
+    for start, end in fillers:
+        zeros = bytes(view[start + {fmt.SHORT_BINBYTES: 2, fmt.BINBYTES: 5}.get(view[start], 9):end - 1])
+        if any(zeros):
+            found.append(end - 1 - len(zeros.lstrip(b"\0")))
+    return found
