@@ -164,6 +164,7 @@ def replacement(path: str, old: Optional[File], keep: Optional[str] = None) -> I
             if keep is not None:
                 _link_or_rename(path, keep)
                 kept = True
+                sync_folder(os.path.dirname(path))      # else a power cut could take the one name and leave the other
             os.replace(temporary, path)
         finally:
             if keep is not None and kept and os.path.lexists(temporary):
@@ -321,7 +322,7 @@ def open_file(path: str, mode: str, timeout: Optional[float] = None, durable: bo
         Return when the file's name, and what is in it, are on the disk.
     """
     if mode == "w":
-        _start_anew(path, timeout)
+        _start_anew(path, timeout, durable)
     elif mode == "x" and not create_file(path, new_content(), durable):
         raise FileExistsError(17, "the file exists", path)
     while True:
@@ -340,9 +341,9 @@ def open_file(path: str, mode: str, timeout: Optional[float] = None, durable: bo
     return file
 
 
-def _start_anew(path: str, timeout: Optional[float]) -> None:
+def _start_anew(path: str, timeout: Optional[float], durable: bool) -> None:
     path = os.path.realpath(path)
-    while not create_file(path, new_content()):
+    while not create_file(path, new_content(), durable):
         try:
             old = File(path, True, timeout)
         except (FormatError, CorruptError):

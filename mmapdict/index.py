@@ -390,9 +390,10 @@ class Index:
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
         older = [] if old is None else self._all_live(key, old)
-        # What is on the disk stays live until its successor is there too (I14). A loader that has run it must lose it
-        # again, also if the successor is deleted by then.
-        waits = not self.durable and any(offset < file.cells[_SYNCED] for offset in older) \
+        # What is on the disk stays live until its successor is there too (I14). A record that takes it out comes with the
+        # successor: it must not come back, neither to a loader that has run it nor after a power cut, if the successor
+        # is deleted before its own death is on the disk.
+        waits = (self.durable and bool(older) or any(offset < file.cells[_SYNCED] for offset in older)) \
             and (batch is None or key not in batch.dropped)
         array = value.array
         ops: Any = parts[0]
@@ -618,8 +619,6 @@ class Index:
         self._unseal()                                              # I16: before anything that it vouches for
         for superseded in older:
             self._kill(superseded)
-        if older and self.durable:
-            file.sync()                                             # I15: else an older value could come back
         self._kill(offset)
         file.store_cell(fmt.LIVE_OFFSET, cells[_LIVE] - 1)          # I4
         file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5

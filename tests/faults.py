@@ -91,6 +91,10 @@ class RecordingFile(store.File):
         super().truncate(size)
         self._note("truncate", size)
 
+    def copy(self, offset, source, start, n):
+        super().copy(offset, source, start, n)
+        self._note("write", offset, self.read(offset, n))
+
     def store_byte(self, offset, value):
         super().store_byte(offset, value)
         self._note("byte", offset, bytes([value]))
@@ -146,6 +150,15 @@ def replay(before, stores):
     for one in stores:
         apply(data, one)
     return bytes(data)
+
+
+def after_each(before, stores):
+    """Yield what a file is before, and after each of the stores."""
+    data = bytearray(before)
+    yield before
+    for one in stores:
+        apply(data, one)
+        yield bytes(data)
 
 
 def cuts(n):
@@ -213,6 +226,44 @@ class LiveBytes(io.RawIOBase):
         buffer[:len(piece)] = piece
         self._at += len(piece)
         return len(piece)
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+def is_publish(store):
+    return store.kind == "byte" and store.data == b"("
+
+
+def is_kill(store):
+    return store.kind == "byte" and store.data == b"\x8e"
+
+
+def moved(stores, chosen, place):
+    """`stores` with the one that `chosen` finds put before the one that `place` finds."""
+    rest = [s for s in stores if not chosen(s)]
+    at = next(i for i, s in enumerate(rest) if place(s))
+    return rest[:at] + [s for s in stores if chosen(s)] + rest[at:]
+
+
+def killed_first(stores):
+    return moved(stores, is_kill, is_publish)
+
+
+def published_first(stores):
+    return moved(stores, is_publish, lambda s: s.kind in ("write", "truncate"))
+
+
+def without_stop(stores):
+    return [s._replace(data=s.data[:-1]) if s.kind == "write" else s for s in stores]
+
+
+def without_publish(stores):
+    return [s for s in stores if not is_publish(s)]
+
+
+def without_body(stores):
+    return [s for s in stores if s.kind != "write"]
 
 
 # -- failing ------------------------------------------------------------------------------------------------------
@@ -294,6 +345,9 @@ class FailingFile(store.File):
     def truncate(self, size):
         self._store(super().truncate, size)
 
+    def copy(self, offset, source, start, n):
+        self._store(super().copy, offset, source, start, n, part=(offset, source, start, n // 2))
+
     def store_byte(self, offset, value):
         self._store(super().store_byte, offset, value)
 
@@ -307,7 +361,7 @@ class FailingFile(store.File):
 # -- the bytes of a file, read without mmapdict -------------------------------------------------------------------
 
 HEADER_SIZE = 256
-COMMIT, STOP, LIVE, DEAD, MEMO, STATE = 40, 48, 56, 64, 72, 88
+COMMIT, STOP, LIVE, DEAD, MEMO, STATE, SYNCED = 40, 48, 56, 64, 72, 88, 112
 
 
 def cell(data, offset):
@@ -356,4 +410,16 @@ def check_header(data):
         raise AssertionError("header %r, commit %d, memo %d; the records say %r, even, at least %d"
                              % (said, cell(data, COMMIT), cell(data, MEMO), true, memo))
     if len(alive) != len(loaded):
-        raise AssertionError("%d live entries, %d items" % (len(alive), len(loaded)))
+        # An entry that no longer counts stays live for as long as what took its place is not on the disk.
+        newest = {key_of(data, found, r): r for r in alive}
+        left = [r[0] for r in alive if newest[key_of(data, found, r)] != r or key_of(data, found, r) not in loaded]
+        if left and cell(data, SYNCED) >= stop or len(alive) - len(left) != len(loaded):
+            raise AssertionError("%d live entries, %d items, and of the entries %r do not count; synced: %d"
+                                 % (len(alive), len(loaded), left, cell(data, SYNCED)))
+
+
+def key_of(data, found, record):
+    """The key of an entry, one of the records that were `found`: what a file holds that has this entry alone."""
+    hidden = b"".join(data[start:end] for start, end, live, entry in found if not entry and end <= record[0])
+    (key,) = pickle.loads(data[:HEADER_SIZE] + hidden + data[record[0]:record[1]] + b".")
+    return key
