@@ -104,9 +104,11 @@ GROUPS: dict[int, bytes] = {
 }
 # Empties the dictionary: what stands before it in the file no longer counts.
 CLEAR = _global("builtins", "dict.clear") + ROOT + bytes((TUPLE1, REDUCE))
-# Around a key: takes it out of the dictionary. What stands before it in the file no longer counts for that key.
+# Around a key: takes it out of the dictionary. What stands before it in the file no longer counts for that key. Which
+# of the two ends says whether the key is deleted, or its next entry follows at once.
 DROP = _global("builtins", "dict.pop") + ROOT
 DROPPED = bytes((NONE, TUPLE3, REDUCE))
+REPLACED = bytes((NEWFALSE, TUPLE3, REDUCE))
 # Starts a hidden record that holds checksums of all records before it.
 SEAL = _text("mmapdict seal")
 
@@ -534,9 +536,9 @@ def split_payloads(pieces: Iterable[Union[bytes, Payload]]) -> list[Union[bytes,
     return parts
 
 
-def drop_parts(key: Parts) -> list[Union[bytes, Payload]]:
+def drop_parts(key: Parts, replaced: bool = False) -> list[Union[bytes, Payload]]:
     """Return the parts of a hidden record that takes a key, given by its parts, out of the dictionary."""
-    return join_parts(join_parts([DROP], key), [DROPPED])
+    return join_parts(join_parts([DROP], key), [REPLACED if replaced else DROPPED])
 
 
 def join_parts(a: Parts, b: Parts) -> list[Union[bytes, Payload]]:

@@ -205,7 +205,7 @@ class Index:
         except (CorruptError, TypeError) as exc:
             raise CorruptError(f"a deletion whose key is damaged: {exc}", None, record.offset) from exc
         behind = at + len(fmt.DROPPED)
-        if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, end) != end:
+        if bytes(view[at:behind]) not in (fmt.DROPPED, fmt.REPLACED) or skip_filler(view, behind, end) != end:
             raise CorruptError("a deletion that does not end behind its key", None, record.offset)
         self._drop(key, record.offset)
 
@@ -390,9 +390,9 @@ class Index:
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
         older = [] if old is None else self._all_live(key, old)
-        # What is on the disk stays live until its successor is there too (I14). A record that takes it out comes with the
-        # successor: it must not come back, neither to a loader that has run it nor after a power cut, if the successor
-        # is deleted before its own death is on the disk.
+        # What is on the disk stays live until its successor is there too (I14). A record that takes it out comes with
+        # the successor: it must not come back, neither to a loader that has run it nor after a power cut, if the
+        # successor is deleted before its own death is on the disk.
         waits = (self.durable and bool(older) or any(offset < file.cells[_SYNCED] for offset in older)) \
             and (batch is None or key not in batch.dropped)
         array = value.array
@@ -446,7 +446,7 @@ class Index:
         groups: dict[int, int] = {}
         if drop:
             start = offset
-            pieces, offset, _ = fmt.encode_record(offset, file.tag, fmt.drop_parts(parts), entry=False)
+            pieces, offset, _ = fmt.encode_record(offset, file.tag, fmt.drop_parts(parts, True), entry=False)
             hidden += (*pieces, _MARK)
             self._hidden_waste += offset - start
         for group, ops in fmt.GROUPS.items():

@@ -21,7 +21,7 @@ _NOT_IN_VALUES = (bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE, fmt.BINPUT
 PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
 _GIVEN = frozenset((0,)).union(*PUT_BY.values())
 
-GROUP, CLEAR, DROP, SEAL, INERT = "group", "clear", "drop", "seal", "inert"
+GROUP, CLEAR, DROP, REPLACE, SEAL, INERT = "group", "clear", "drop", "replace", "seal", "inert"
 
 
 class Hidden(NamedTuple):
@@ -55,9 +55,10 @@ def judge_hidden(view: memoryview, record: Record) -> Hidden:
     if content.startswith(fmt.DROP):
         key, at = _key(view, start + len(fmt.DROP), end)
         behind = at + len(fmt.DROPPED)
-        if view[at:behind] != fmt.DROPPED or skip_filler(view, behind, end) != end:
+        tail = bytes(view[at:behind])
+        if tail not in (fmt.DROPPED, fmt.REPLACED) or skip_filler(view, behind, end) != end:
             raise CorruptError("a deletion that does not end behind its key", None, at)
-        return Hidden(DROP, key)
+        return Hidden(DROP if tail == fmt.DROPPED else REPLACE, key)
     check_inert(view, start, end)
     return Hidden(SEAL if is_seal(view, 0, record) else INERT)
 

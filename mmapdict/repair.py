@@ -20,7 +20,7 @@ from .copying import Builder, stored_parts
 from .errors import CorruptError, FormatError
 from .finding import HEAD_MAX, VERSION_MAX, Finder, Head
 from .format import Record
-from .judging import CLEAR, DROP, SEAL, judge_hidden, judge_key, judge_value
+from .judging import CLEAR, DROP, REPLACE, SEAL, judge_hidden, judge_key, judge_value
 from .literals import shown
 from .seals import check, decode_seal
 from .store import OFFSET_MAX, full_path, raw_bytes
@@ -211,6 +211,9 @@ class _Search:
         self.items: dict[Any, _Item] = {}
         self.unsure: dict[Any, _Item] = {}          # whole, but for the byte that says whether they count
         self.seal: Optional[Record] = None
+        self.broke_off = 0              # where the file ends without STOP
+        # Where the successor of an entry has to stand that was taken out for it, its key, and the entry.
+        self.taken: dict[int, tuple[Any, _Item]] = {}
 
     def run(self) -> dict[Any, _Item]:
         """Return what counts, in the order of the file; the report gets the rest."""
@@ -219,6 +222,7 @@ class _Search:
             self.seal = None                # one that is not the last record holds no more
             self._take(record, sure)
         self._decide_unsure()
+        self._bring_back()
         if not recognised and not self.items:
             raise FormatError(self._foreign(), self.report.path)
         if self.seal is not None:
@@ -310,6 +314,7 @@ class _Search:
             yield record, sure
             at = record.end
         self.damaged = True
+        self.broke_off = at
         self._note("the STOP at the end of the records was damaged or missing")
         if self.size <= at < self.said:
             self.report.lost.append(Lost(at, self.said, None, "cut off by the end of the file: the header speaks of "
@@ -400,9 +405,23 @@ class _Search:
         elif kind == CLEAR:
             self.items.clear()
             self.unsure.clear()
-        elif kind == DROP:
-            self.items.pop(key, None)
+        elif kind in (DROP, REPLACE):
+            item = self.items.pop(key, None)
             self.unsure.pop(key, None)
+            if kind == REPLACE and item is not None:
+                self.taken[record.end] = key, item
+
+    def _bring_back(self) -> None:
+        """Bring back entries whose successors are lost.
+
+        The record that takes an entry out can reach the disk, and the successor that was published with it not (I14).
+        """
+        missing = {self.broke_off, *(lost.offset for lost in self.report.lost)}
+        for at, (key, item) in self.taken.items():
+            if at in missing and key not in self.items:
+                self.items[key] = item
+                self._note(f"{shown(key)} is as it was before the record at offset {at}, which is lost")
+        self.items = dict(sorted(self.items.items(), key=lambda pair: pair[1].record.offset))
 
     def _check_seal(self, record: Record) -> None:
         """Report values whose bytes are not those that were sealed."""

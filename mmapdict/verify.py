@@ -483,7 +483,7 @@ class _Check:
         self._big_ends(found.payloads, what)
         if kind != judging.INERT:           # what that throws away may be something
             self._fillers(found.fillers, what)
-        if kind == judging.DROP:
+        if kind in (judging.DROP, judging.REPLACE):
             self._take_out(what, record.offset)
         elif kind == judging.SEAL:
             self.seal = record
