@@ -8,6 +8,7 @@
 
 - `open` opens a file and gives a `MmapDict`, which has all methods and their help
 - `verify` checks a file, `repair` copies what is whole of a damaged one, `scan` lists what `pickle.load` would import
+- what they report: `Report` and its `Fault`, `RepairReport` and its `Lost`, `ScanReport` and its `Global`
 - `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields, `Batch` what `MmapDict.batch` returns
 - `memmap` is the type of the arrays that are handed out
 - errors: `MmapDictError`, and of its kind `FormatError`, `CorruptError`, `ReadOnlyError`, `ClosedError`, `BusyError`,
@@ -22,6 +23,7 @@ Reading the source, from low to high; each module imports only what stands befor
 - `literals`, `arrays`, `pickling`, `values`: keys and values <-> the opcodes of a record
 - `trust`, with its `rules` and those for other `libraries`: what an untrusted value may be made of
 - `seals`: checksums
+- `judging`, `finding`: what may stand in a record, and where records are in damaged bytes
 - `store`: one open file: maps, locks, and every store into it
 - `birth`: how a file comes to be, or takes the place of another
 - `index`: keys -> offsets, and the sequences of stores that change them

@@ -259,19 +259,18 @@ def _open_nameless(temporary: str) -> Optional[int]:
     """Return the descriptor of a new file without a name, which can get the name `temporary`; None: not here."""
     if not HAVE_TMPFILE:
         return None
+    flags = os.O_TMPFILE | os.O_RDWR | O_BINARY
     try:
-        for _ in range(2):          # the first shows whether it can be linked
-            fd = os.open(os.path.dirname(temporary), os.O_TMPFILE | os.O_RDWR | O_BINARY, 0o666)
-            if os.path.lexists(temporary):
+        fd = os.open(os.path.dirname(temporary), flags, 0o666)
+        try:
+            _link_open(fd, temporary)           # shows whether it can be linked; once unlinked it could not be again
+        finally:
+            os.close(fd)
+            with suppress(FileNotFoundError):
                 os.unlink(temporary)
-                return fd
-            try:
-                _link_open(fd, temporary)
-            finally:
-                os.close(fd)
+        return os.open(os.path.dirname(temporary), flags, 0o666)
     except OSError:
         return None
-    raise AssertionError("unreachable: a link that does not exist")
 
 
 def _link_open(fd: int, path: str) -> None:

@@ -778,7 +778,8 @@ class Index:
         assert batch is not None
         file = self.file
         if not batch.handed_out:
-            file.truncate(self.end + 1)                             # I3
+            with suppress(OSError):                                 # what is behind the STOP may stay (I3)
+                file.truncate(self.end + 1)
             return
         at, commit = self.end, file.cells[_COMMIT]
         dead = file.cells[_DEAD] + batch.end - at

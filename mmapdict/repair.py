@@ -419,9 +419,8 @@ class _Search:
         missing = {self.broke_off, *(lost.offset for lost in self.report.lost)}
         for at, (key, item) in self.taken.items():
             if at in missing and key not in self.items:
-                self.items[key] = item
+                self.items = dict(sorted([*self.items.items(), (key, item)], key=lambda pair: pair[1].record.offset))
                 self._note(f"{shown(key)} is as it was before the record at offset {at}, which is lost")
-        self.items = dict(sorted(self.items.items(), key=lambda pair: pair[1].record.offset))
 
     def _check_seal(self, record: Record) -> None:
         """Report values whose bytes are not those that were sealed."""

@@ -212,7 +212,7 @@ def seal(rng, state):
 
 
 def vacuum(rng, state):
-    return Operation([], lambda d: _forget(d.vacuum()))
+    return Operation([], lambda d: (d.unseal(), _forget(d.vacuum()))[1])
 
 
 def open_anew(rng, state):

@@ -17,7 +17,7 @@ import pytest
 import faults
 import mmapdict
 from mmapdict import birth, store
-from test_crash import ARRAY, MASKED, OPERATIONS, SHARED, assign, content, create, delete, prepare, put
+from operations import ARRAY, MASKED, SHARED, SINGLE, assign, content, create, delete, prepare, put
 
 
 def descriptors(expected=None, collect=True):
@@ -39,7 +39,7 @@ def plain(path):
 
 def states_of(name):
     """The items before an operation, what they can be after it, and it."""
-    items, operation, steps = OPERATIONS[name]
+    items, operation, steps = SINGLE[name]
     model = dict(items)
     states = [content(model)]
     for step in steps or [operation]:
@@ -128,7 +128,7 @@ def other():
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", SINGLE)
 def test_every_store_fails_once_and_for_good(name, error, tmp_path, monkeypatch, other):
     path = tmp_path / "file"
     fault = faults.Fault(error=error).install(monkeypatch)
@@ -802,7 +802,7 @@ def test_the_same_comes_back_where_the_system_offers_less(name, in_place, tmp_pa
         with mmapdict.open(path, mode) as d:
             d.clear()
             model = {}
-            for items, operation, _ in OPERATIONS.values():
+            for items, operation, _ in SINGLE.values():
                 for key in set(model) - set(items):
                     del d[key], model[key]
                 for key, value in items.items():

@@ -43,13 +43,36 @@ def told(seeds, wrong):
                      what in wrong)
 
 
-@pytest.mark.parametrize("first", range(0, 2000, AT_ONCE))
+@pytest.mark.parametrize("first", range(0, 500, AT_ONCE))
 def test_mutants(first, seeds, expected, tmp_path):
     counts, wrong = exercise.run_all(exercise.numbered(seeds, expected, range(first, first + AT_ONCE)), tmp_path)
     assert not wrong, told(seeds, wrong)
     assert sum(counts.values()) == AT_ONCE
     for kind in ("refused", "partly", "read"):         # the mutators reach everything
         assert sum(n for outcome, n in counts.items() if outcome.startswith(kind)) > AT_ONCE / 50, counts
+
+
+def value_work(first, n, seeds):
+    files = list(seeds.values())
+    return [(i, mutators.Mutant(exercise.VALUE + mutators.mutate_value(random.Random(i), files), "", True, ""), None)
+            for i in range(first, first + n)]
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_values(first, seeds, tmp_path):
+    """Opcodes that nobody wrote, as a handle reads them that trusts nobody."""
+    work = value_work(first, 500, seeds)
+    counts, wrong = exercise.run_all(work, tmp_path)
+    assert not wrong, [(work[n - first][1].data[:300], what) for n, what in wrong]
+    assert counts["read"] > 20 and counts["refused"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(slow_examples(100)))
+def test_more_values(part, seeds, tmp_path):
+    work = value_work(1_000_000 + 1000 * part, 1000, seeds)
+    _, wrong = exercise.run_all(work, tmp_path)
+    assert not wrong, wrong
 
 
 @pytest.mark.slow

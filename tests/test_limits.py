@@ -747,7 +747,7 @@ def test_no_address_space_in_a_batch(name, tmp_path, monkeypatch):
     def child():
         with mmapdict.open(path) as d:
             with pytest.raises(OSError) as caught:
-                big_batch(d, lambda: d.create("big", 8 << 30, "u1", sparse="sparse" in name))
+                big_batch(d, lambda: d.create("big", 3 << 30, "u1", sparse="sparse" in name))
             assert caught.value.errno in (errno.ENOMEM, errno.ENOSPC)
             check(d, OLD)
             assert os.stat(path).st_blocks * 512 < 8 * MIB
@@ -755,9 +755,9 @@ def test_no_address_space_in_a_batch(name, tmp_path, monkeypatch):
                 d["small"] = 1
             check(d, {**OLD, "small": 1})
 
-    if shutil.disk_usage(tmp_path).free < 9 << 30 and "sparse" not in name:
+    if shutil.disk_usage(tmp_path).free < 4 << 30 and "sparse" not in name:
         pytest.skip("the disk is too small to come so far")
-    limited(resource.RLIMIT_AS, 6 << 30, child)
+    limited(resource.RLIMIT_AS, 2 << 30, child)
 
 
 # -- a quota, and a disk that fails -------------------------------------------------------------------------------

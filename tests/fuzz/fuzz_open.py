@@ -24,7 +24,6 @@ with atheris.instrument_imports(include=["mmapdict"]):
 from fuzz import canary, exercise, mutators     # noqa: E402
 
 SCRATCH = os.environ.get("MMAPDICT_FUZZ_FOLDER")        # where files are written; a tmpfs is best
-VALUE = b"\x80value"                    # an input that starts with it is the opcodes of a value, not a file
 
 
 def main():
@@ -38,8 +37,8 @@ def main():
     def one_input(data):
         canary.armed[0] = True
         try:
-            if data.startswith(VALUE):
-                exercise.exercise_value(data[len(VALUE):])
+            if data.startswith(exercise.VALUE):
+                exercise.exercise_value(data[len(exercise.VALUE):])
             else:
                 exercise.overwrite(path, data)
                 exercise.exercise(path, forged=True)
@@ -50,11 +49,13 @@ def main():
         rng = random.Random(seed)
         if rng.random() < 0.2:
             return atheris.Mutate(data, max_size)
-        if data.startswith(VALUE) or rng.random() < 0.3:
-            ops = data[len(VALUE):] if data.startswith(VALUE) else mutators.program(rng)
+        if data.startswith(exercise.VALUE):
+            ops = data[len(exercise.VALUE):]
             for _ in range(rng.choice([1, 1, 2, 4])):
                 ops, _ = mutators.change_ops(ops, rng)
-            made = VALUE + ops
+            made = exercise.VALUE + ops
+        elif rng.random() < 0.3:
+            made = exercise.VALUE + mutators.mutate_value(rng, files)
         elif len(data) < mutators.HEADER_SIZE:
             made = rng.choice(files)
         else:

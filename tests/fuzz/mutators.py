@@ -738,6 +738,27 @@ def mutate(data, rng, others=()):
     return Mutant(made, "", True, story)
 
 
+def value_of(record):
+    """Return the opcodes of an entry's value, or nothing if its key is more than one opcode."""
+    places = operations(record.content)
+    return record.content[places[0][1]:] if record.entry and places and record.content[0] in b"\x8cKMJGN" else b""
+
+
+def mutate_value(rng, others):
+    """Return the opcodes of a value: a program, a bomb, or those of one of the files `others`, changed."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return program(rng)
+    if kind == 1:
+        ops = bomb(rng)
+        return rng.choice([ops, b"](" + ops + b"e"])
+    records = read_records(rng.choice(others))[0] if kind == 2 else [Record(content) for content, _ in TRICKS]
+    ops = value_of(rng.choice(records)) if records else b""
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        ops, _ = change_ops(ops, rng)
+    return ops
+
+
 def numbered(seeds, number):
     """Return mutant `number` of the files `seeds`, a dict of names to bytes, and its seed's name."""
     rng = random.Random(number)
