@@ -71,12 +71,14 @@ NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errn
 # File systems that never have to find new blocks for a byte that has its block already, so that a store into
 # the map cannot end in a bus error on a full disk. Elsewhere (copy on write, network) stores are pwrite calls.
 IN_PLACE = frozenset(("ext2", "ext3", "ext4", "tmpfs"))
+# These do so unless two files share the blocks.
+IN_PLACE_UNSHARED = frozenset(("xfs", "ocfs2"))
 # Local file systems, on which whole-file locks and byte locks are two different things.
 LOCAL = IN_PLACE | {"xfs", "btrfs", "f2fs", "zfs", "overlay", "bcachefs", "ramfs"}
 # Processors that show one core's stores to the others in their order, and that of a cell in one piece (a program of
 # 32 bits makes two of it); elsewhere each store is a system call.
 ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64") and sys.maxsize > 1 << 32
-_kinds: dict[int, str] = {}
+_kinds: dict[tuple[int, str], str] = {}
 # Files whose lock a batch of this process holds, and the thread that does.
 _held: dict[tuple[int, int], int] = {}
 
@@ -108,24 +110,25 @@ def boot_id() -> bytes:
         return bytes(16)
 
 
-def _file_system(device: int) -> str:
-    """Return the name of the kind of file system that `device` is, or "" if it is not known."""
-    kind = _kinds.get(device)
-    if kind is None:
-        kind = ""
-        number = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
-        with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
-            for line in f:
-                mount, _, rest = line.partition(" - ")
-                if mount.split()[2] == number:
-                    kind = rest.split()[0]
-        _kinds[device] = kind
-    return kind
+def _file_system(fd: int, device: int) -> str:
+    """Return the name of the kind of file system that a file is on, or "" if it is not known."""
+    try:
+        # By the number of the mount: on btrfs, devices have other numbers there.
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as f:
+            number = next((line.split()[1] for line in f if line.startswith("mnt_id:")), "")
+        kind = _kinds.get((device, number))
+        if kind is None:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
+                found = (line.partition(" - ")[2].split()[0] for line in f if line.split()[0] == number)
+                kind = _kinds[device, number] = next(found, "")
+        return kind
+    except (OSError, IndexError):
+        return ""
 
 
-def _stores_in_place(device: int) -> bool:
-    """Whether stores into a map of a file on `device` cannot fail for want of disk space."""
-    return _file_system(device) in IN_PLACE
+def _stores_in_place(kind: str) -> bool:
+    """Whether stores into a map of a file on such a file system cannot fail for want of disk space."""
+    return kind in IN_PLACE
 
 
 def _block_size(fd: int) -> int:
@@ -300,15 +303,16 @@ class File:
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
+        self._kind = _file_system(self.fd, status.st_dev)
         # With blocks smaller than a page, a store into a page needs the blocks of all the page, up to the file's end.
         self.whole_pages = self.writable and _block_size(self.fd) >= mmap.PAGESIZE
-        self.in_place = self.whole_pages and ORDERED and _stores_in_place(status.st_dev)
+        self.in_place = self.whole_pages and ORDERED and _stores_in_place(self._kind)
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
             self._statx_device = self._statx.cells[17]
         if self.writable:
             self.boot: tuple[int, int] = struct.unpack("<2Q", boot_id())
-            self._shares = HAVE_SHARES and fcntl is not None and _file_system(status.st_dev) in LOCAL
+            self._shares = HAVE_SHARES and fcntl is not None and self._kind in LOCAL
             self._share()
             self._open_lock()
             self._left = weakref.finalize(self, _trim_left, self.path, self.identity, self._ahead)
@@ -547,9 +551,10 @@ class File:
     def copy(self, offset: int, source: File, start: int, n: int) -> None:
         """Copy `n` bytes at `start` of another file to `offset` of this one, behind the STOP (I3), all or an error.
 
-        Inside the kernel where it can do that: file systems that can share the blocks.
+        Inside the kernel where it can do that; file systems may share the blocks, but for those that store in place
+        only what is not shared.
         """
-        while n and HAVE_COPY_RANGE:
+        while n and HAVE_COPY_RANGE and self._kind not in IN_PLACE_UNSHARED:
             try:
                 done = os.copy_file_range(source.fd, self.lock_fd, min(n, WRITE_MAX), start, offset)
             except OSError as exc:

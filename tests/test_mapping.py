@@ -852,8 +852,8 @@ def test_every_public_name_is_tried_after_close():
     inherited = {name for name in dir(dict) if not name.startswith("_")}
     own = {name for name in vars(MmapDict) if not name.startswith("_")}
     tried = {"update", "create", "setdefault", "pop", "popitem", "clear", "get", "keys", "values", "items", "copy",
-             "entry", "entries", "info", "commit", "wait", "watch", "flush", "sync", "batch", "vacuum", "seal", "unseal",
-             "sealed", "verify", "free_bytes"}
+             "entry", "entries", "info", "commit", "wait", "watch", "flush", "sync", "batch", "vacuum", "seal",
+             "unseal", "sealed", "verify", "free_bytes"}
     assert (inherited | own) - tried == {"fromkeys", "close", "closed", "path", "mode"}
 
 
