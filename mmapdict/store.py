@@ -78,7 +78,6 @@ LOCAL = IN_PLACE | {"xfs", "btrfs", "f2fs", "zfs", "overlay", "bcachefs", "ramfs
 # Processors that show one core's stores to the others in their order, and that of a cell in one piece (a program of
 # 32 bits makes two of it); elsewhere each store is a system call.
 ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64") and sys.maxsize > 1 << 32
-_kinds: dict[tuple[int, str], str] = {}
 # Files whose lock a batch of this process holds, and the thread that does.
 _held: dict[tuple[int, int], int] = {}
 
@@ -110,18 +109,17 @@ def boot_id() -> bytes:
         return bytes(16)
 
 
-def _file_system(fd: int, device: int) -> str:
-    """Return the name of the kind of file system that a file is on, or "" if it is not known."""
+def _file_system(fd: int) -> str:
+    """Return the name of the kind of file system that a file is on, or "" if it is not known.
+
+    Asked anew each time: the numbers of devices and mounts are used again.
+    """
     try:
         # By the number of the mount: on btrfs, devices have other numbers there.
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as f:
             number = next((line.split()[1] for line in f if line.startswith("mnt_id:")), "")
-        kind = _kinds.get((device, number))
-        if kind is None:
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
-                found = (line.partition(" - ")[2].split()[0] for line in f if line.split()[0] == number)
-                kind = _kinds[device, number] = next(found, "")
-        return kind
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as f:
+            return next((line.partition(" - ")[2].split()[0] for line in f if line.split()[0] == number), "")
     except (OSError, IndexError):
         return ""
 
@@ -303,7 +301,7 @@ class File:
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
-        self._kind = _file_system(self.fd, status.st_dev)
+        self._kind = _file_system(self.fd) if self.writable else ""
         # With blocks smaller than a page, a store into a page needs the blocks of all the page, up to the file's end.
         self.whole_pages = self.writable and _block_size(self.fd) >= mmap.PAGESIZE
         self.in_place = self.whole_pages and ORDERED and _stores_in_place(self._kind)
