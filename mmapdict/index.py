@@ -700,7 +700,10 @@ class Index:
     def add_seal(self, parts: list[Union[bytes, Payload]]) -> None:
         """Publish a hidden record that is a seal."""
         offset = self.end
-        self._publish(self._write_hidden(parts), 0, [], self.file.cells[_LIVE])
+        end = self._write_hidden(parts)
+        if not self.durable:
+            self.file.sync()                                        # I15: a file to be kept is on the disk whole
+        self._publish(end, 0, [], self.file.cells[_LIVE])
         self.seal = offset
 
     def _unseal(self) -> None:

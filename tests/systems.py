@@ -178,7 +178,6 @@ def no_proc(change):
         return builtins.open(path, *arguments, **options)
 
     change(store, "open", opened)
-    change(store, "_kinds", {})
     flags(HAVE_TMPFILE=False)(change)
 
 
