@@ -262,7 +262,9 @@ class _Search:
             if fmt.HEADER_SIZE <= stop <= OFFSET_MAX and stop % fmt.RECORD_ALIGNMENT == 0:
                 self.said = stop
                 self.stop = stop if stop < self.size else 0
-        agreed = Finder(self.view, tag).agreed_tag()
+        # In an empty file only leftovers could agree on anything.
+        empty = self.stop == fmt.HEADER_SIZE and self.view[fmt.HEADER_SIZE] == fmt.STOP
+        agreed = None if empty else Finder(self.view, tag).agreed_tag()
         if agreed is not None and agreed != tag:
             self.damaged = True
             self._note("the file's id in the header was damaged; the records agree on another")
