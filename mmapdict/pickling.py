@@ -12,7 +12,7 @@ import pickletools
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import methodcaller
 from typing import Any, Optional, Union
 
@@ -428,10 +428,12 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 
 
 SPARSE_MEMO = 1 << 14
-# Stands before a value's opcodes when they are run. If it is not there behind them, one of them was a STOP.
-# No file can know it.
+LOOK_AHEAD = 1 << 17
+# Stand around a value's opcodes when they are run. If the sentinel, which no file can know, is not there behind them,
+# one of them was a STOP.
 _SENTINEL = secrets.token_hex(16)
 BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
+BEHIND_VALUE = b"\x86."
 
 
 def decode_pickled(ops: Buffer) -> Any:
@@ -458,7 +460,11 @@ def decode_pickled(ops: Buffer) -> Any:
                 raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
             if indices and max(indices) > SPARSE_MEMO:
                 ops = shift_memo(ops, -min(indices))            # number them from 0 again
-        found = pickle.loads(b"".join((BEFORE_VALUE, ops, b"\x86.")))
+            # The memo lives until `the_value` has looked.
+            unpickler = pickle.Unpickler(opcode_file((BEFORE_VALUE, ops, BEHIND_VALUE)))
+            found = unpickler.load()
+        else:
+            found = pickle.loads(b"".join((BEFORE_VALUE, ops, BEHIND_VALUE)))
     except MemoryError:
         indices_put(bytes(ops))            # finds a damaged size
         raise
@@ -467,11 +473,22 @@ def decode_pickled(ops: Buffer) -> Any:
     return the_value(found)
 
 
-def the_value(found: Any) -> Any:
-    """Return the value that was pushed behind `BEFORE_VALUE`; both are what is left, as a tuple.
+def opcode_file(pieces: Iterable[Buffer]) -> Any:
+    """Return a file for an unpickler, which reads byte by byte where it cannot look ahead."""
+    data = b"".join(pieces)
+    return io.BufferedReader(io.BytesIO(data), min(len(data), LOOK_AHEAD))
 
-    Opcodes that reach below the value would find the key in the file, and the sentinel here: then that has become a
-    part of the value, or is gone.
+
+def the_value(found: Any) -> Any:
+    """Return the value whose opcodes were run between `BEFORE_VALUE` and `BEHIND_VALUE`.
+
+    Opcodes that reach below the value would find the key in the file, and the sentinel here. Then that is gone, or
+    something holds it: the value, or the memo, which must not be freed before.
+
+    Raises
+    ------
+    CorruptError
+        They did not push one object, and that alone.
     """
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not str or found[0] != _SENTINEL \
             or _count(found) != _ALONE:
@@ -483,7 +500,7 @@ def _count(found: Any) -> int:
     return sys.getrefcount(found[0])
 
 
-_ALONE = _count(pickle.loads(BEFORE_VALUE + b"N\x86."))
+_ALONE = _count(pickle.loads(BEFORE_VALUE + b"N" + BEHIND_VALUE))
 
 
 def highest_memo(ops: Buffer) -> int:

@@ -26,8 +26,8 @@ from . import format as fmt
 from . import libraries, rules
 from .errors import CorruptError, UntrustedError
 from .format import Buffer
-from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, EXTENSIONS, MORE, SPARSE_MEMO, decode_pickled, indices_put,
-                       public_name, shift_memo, the_value)
+from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, BEHIND_VALUE, EXTENSIONS, MORE, SPARSE_MEMO, decode_pickled,
+                       indices_put, opcode_file, public_name, shift_memo, the_value)
 from .rules import Name, Refusal, Rule, Token
 
 # What a value may take beyond the size of its opcodes, before a rule refuses: arrays and copies are bounded by a
@@ -45,7 +45,6 @@ _NUMBER = rb"G.{8}|K.|M..|J.{4}|j.{4}|" + _SHORT_TEXT
 _inert_run = re.compile(b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93])" + MORE).match
 _named_run = re.compile(b"(?s:" + _NUMBER + rb"|h.|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93\x94])" + MORE).match
 NAME_MAX = 1000
-LOOK_AHEAD = 1 << 17
 # The operands of one of these become (operand, ..., action), or ((operand, operand, operand), action).
 _ACTIONS = {
     pickle.REDUCE[0]: b"K\x00\x87Q", pickle.NEWOBJ[0]: b"K\x01\x87Q", pickle.BUILD[0]: b"K\x02\x87Q",
@@ -129,7 +128,7 @@ class Trust:
                 not _is_plain(data):
             return _Machine(self, data).run()
         try:
-            found = pickle.loads(b"".join((BEFORE_VALUE, data, b"\x86.")))
+            found = pickle.loads(b"".join((BEFORE_VALUE, data, BEHIND_VALUE)))
         except MemoryError:
             indices_put(data)               # finds a damaged size
             raise
@@ -298,14 +297,8 @@ def _disarm(data: bytes) -> list[Any]:
         at = end + argument if width < 0 else end
         if at > n:
             raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
-    pieces += (view[kept:], b"\x86.")
+    pieces += (view[kept:], BEHIND_VALUE)
     return pieces
-
-
-def _file(pieces: list[Any]) -> Any:
-    """Return a file for the unpickler, which reads byte by byte where it cannot look ahead."""
-    data = b"".join(pieces)
-    return io.BufferedReader(io.BytesIO(data), min(len(data), LOOK_AHEAD))
 
 
 class _Names(pickle.Unpickler):
@@ -344,7 +337,7 @@ class _Names(pickle.Unpickler):
                 kept = end
             at = end
         pieces.append(view[kept:])
-        super().__init__(_file(pieces))
+        super().__init__(opcode_file(pieces))
 
     def find_class(self, module: str, name: str) -> Any:
         self.found.add(public_name(module, name))
@@ -364,7 +357,7 @@ class _Machine(pickle.Unpickler):
     """Runs one value's opcodes, its deeds by the rules."""
 
     def __init__(self, trust: Trust, data: bytes) -> None:
-        super().__init__(_file(_disarm(data)))
+        super().__init__(opcode_file(_disarm(data)))
         self.trust = trust
         self._rules: dict[int, tuple[Any, Rule]] = {}       # id of a global -> itself and its rule
         self._fresh: dict[int, Any] = {}                    # id of an object without a state yet -> itself

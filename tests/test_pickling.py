@@ -17,6 +17,7 @@ import judge
 import strategies
 from mmapdict import CorruptError, pickling
 from mmapdict import format as fmt
+from mmapdict.trust import Trust
 
 BASES = [0, 64, 255, 256, 65_536, 1 << 31]
 
@@ -376,6 +377,16 @@ def test_damage_is_told_from_errors_of_the_values_own_classes():
         pickling.decode_pickled(b"\x8c\x0bno_such_mod\x8c\x01x\x93")
     with pytest.raises(AttributeError):
         pickling.decode_pickled(b"\x8c\x08builtins\x8c\x07no_such\x93")
+
+
+@pytest.mark.parametrize("ops", [
+    b"r\x40\0\0\0j\x40\0\0\0", b"2", b"0N", b"1(N", b")\x85.", b"Ns(N", b"\x85N",
+    # The length of what is below: the key in the file, the sentinel here.
+    b"r\x40\0\0\0\x8c\x08builtins\x8c\x03len\x93j\x40\0\0\0\x85R"])
+def test_values_do_not_reach_below_themselves(ops):
+    for decode in pickling.decode_pickled, Trust(allow=[len]).decode:
+        with pytest.raises(CorruptError):
+            decode(ops)
 
 
 def test_a_memo_index_that_asks_for_gigabytes_is_refused():
