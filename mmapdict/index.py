@@ -43,10 +43,10 @@ class Batch:
         Where the next record goes.
     memo : int
         The memo mark that comes with it.
-    older : list of int
-        Offsets of published records that it supersedes.
+    older : dict of int to object
+        Offsets of published records that it supersedes, and their keys.
     replaced : set
-        Their keys.
+        These keys.
     dropped : set
         Keys that it takes out, and perhaps puts in again.
     dead : int
@@ -63,7 +63,7 @@ class Batch:
     def __init__(self, end: int, memo: int) -> None:
         self.end = end
         self.memo = memo
-        self.older: list[int] = []
+        self.older: dict[int, Any] = {}
         self.replaced: set[Any] = set()
         self.dropped: set[Any] = set()
         self.dead = 0
@@ -111,6 +111,9 @@ class Index:
         # Entries that were live when a record was found that takes them out, and that record's offset. Some wait there
         # until what supersedes them is on the disk (I14).
         self._dropped: list[tuple[int, int]] = []
+        # Keys of which a record waits for the disk. Later ones must wait too: on the disk, what takes the first out may
+        # be there already.
+        self._waiting: set[Any] = set()
         self.seal: Optional[int] = None
         self._hidden_waste = 0
         self._counted_at = -1
@@ -214,10 +217,12 @@ class Index:
         old = self.offsets.pop(key, None)
         if old is not None:
             self._dropped += [(offset, by) for offset in (*self._shadowed.pop(key, ()), old)]
+            self._waiting.add(key)
 
     def _drop_all(self, by: int) -> None:
         older = chain(self.offsets.values(), chain.from_iterable(self._shadowed.values()))
         self._dropped += [(offset, by) for offset in older]
+        self._waiting.update(self.offsets)
         self.offsets.clear()
         self._shadowed.clear()
 
@@ -332,11 +337,11 @@ class Index:
         boot = self.file.boot
         if cells[_BOOT] != boot[0] or cells[_BOOT + 1] != boot[1]:
             # Power may have been cut since: cells and records can be of different times (I4).
-            self.file.sync()            # what is read after a start is on the disk; but containers start by themselves
-            self.recover()
+            self.recover(restarted=True)
             self.file.store_cell(fmt.SYNCED_OFFSET, self.end)           # I14
             self.file.store_cell(fmt.BOOT_ID_OFFSET, boot[0])           # I4: half of it stored is another boot again
             self.file.store_cell(fmt.BOOT_ID_OFFSET + 8, boot[1])
+            self.file.sync()            # neither this, nor what is dead by now, is undone by another power cut
             return
         if cells[_COMMIT] & 1:
             self.recover()
@@ -348,9 +353,24 @@ class Index:
             self._header_checked = True
             stale = stale or cells[_LIVE] != self.count() \
                 or cells[_COMMIT] == self._walked_at and cells[_DEAD] != self._walked_dead
-        # No writer is inside: an older record that is live, and may be killed, is one whose replacer died.
-        if stale or any(offset >= cells[_SYNCED] for offset, _ in self._superseded()):
+            if self.file.read(self.end + 1, 1) not in (b"", b"\0"):
+                with suppress(OSError):
+                    self._cut_leftovers()
+        # No writer is inside. What waits for the disk has a record behind it that takes it out (I14); another older
+        # record that is live, or one that waits no more, is there because its replacer died.
+        twice = any(map(self.is_live, chain.from_iterable(self._shadowed.values())))
+        if stale or twice or any(by < cells[_SYNCED] for offset, by in self._dropped if self.is_live(offset)):
             self.recover()              # the header is older than the records, or damaged (I4)
+
+    def _cut_leftovers(self) -> None:
+        """Cut off what stands behind the STOP and never counted.
+
+        Where something was synced, on the disk too: after a power cut who looks for what is whole could take it for
+        something that counts.
+        """
+        self.file.truncate(self.end + 1)                            # I3
+        if self.file.cells[_SYNCED]:
+            self.file.sync()
 
     def _superseded(self) -> Iterator[tuple[int, int]]:
         """Yield the offsets of live records that do not count, and of the records that took their place."""
@@ -393,7 +413,7 @@ class Index:
         # What is on the disk stays live until its successor is there too (I14). A record that takes it out comes with
         # the successor: it must not come back, neither to a loader that has run it nor after a power cut, if the
         # successor is deleted before its own death is on the disk.
-        waits = (self.durable and bool(older) or any(offset < file.cells[_SYNCED] for offset in older)) \
+        waits = bool(older) and (self.durable or key in self._waiting or min(older) < file.cells[_SYNCED]) \
             and (batch is None or key not in batch.dropped)
         array = value.array
         ops: Any = parts[0]
@@ -407,7 +427,8 @@ class Index:
         else:
             offset, end, groups = self._write_entry(parts, value, memo, sparse, waits)
         if batch is None:
-            self._publish(end, memo + value.memo if value.memo else 0, older, file.cells[_LIVE] + (old is None))
+            self._publish(end, memo + value.memo if value.memo else 0, {offset: key for offset in older},
+                          file.cells[_LIVE] + (old is None))
         else:
             self._note(batch, end, memo + value.memo, {offset: key for offset in older})
             if waits:
@@ -515,7 +536,7 @@ class Index:
             file.write(start, run)
         file.make_room(end + 2)                 # else each hole would need a map of its own
 
-    def _publish(self, end: int, memo: int, older: list[int], live: int, dead: int = 0) -> None:
+    def _publish(self, end: int, memo: int, older: dict[int, Any], live: int, dead: int = 0) -> None:
         """Make what was written behind the STOP count, and kill the records that it supersedes.
 
         Parameters
@@ -524,8 +545,8 @@ class Index:
             The offset of the new STOP.
         memo : int
             The new memo mark; 0: it stays.
-        older : list of int
-            Offsets of the live records that are superseded.
+        older : dict of int to object
+            Offsets of the live records that are superseded, and their keys.
         live : int
             The number of keys then.
         dead : int
@@ -545,9 +566,9 @@ class Index:
         self._unseal()                                              # I16: a record stands behind it by now
         # I14: those that are on the disk stay live for now; a record was published that takes them out.
         synced = self.end if self.durable else cells[_SYNCED]
-        waiting = [offset for offset in older if offset < synced]
+        waiting = [offset for offset, key in older.items() if offset < synced or key in self._waiting]
         for offset in older:
-            if offset >= synced:
+            if offset not in waiting:
                 self._kill(offset)
         if live != cells[_LIVE]:
             file.store_cell(fmt.LIVE_OFFSET, live)                  # I4
@@ -561,6 +582,7 @@ class Index:
             self._kill_superseded(waiting, end)
         else:
             self._dropped += [(offset, by) for offset in waiting]
+            self._waiting.update(older[offset] for offset in waiting)
 
     def _kill_superseded(self, offsets: list[int], synced: int) -> None:
         """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
@@ -582,7 +604,10 @@ class Index:
         synced = min(synced, self.end)
         self._kill_superseded([offset for offset, by in self._superseded() if by < synced], synced)
         self._dropped = [(offset, by) for offset, by in self._dropped if self.is_live(offset)]
+        if synced == self.end:
+            self._waiting.clear()
         self._settle()
+        self.file.sync()            # nor what is dead by now: who repairs would bring it back
 
     def waste(self) -> int:
         """Return how many bytes stand in records that a new file with the same content would not have."""
@@ -593,7 +618,7 @@ class Index:
     def waits_for_disk(self) -> bool:
         """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""
         cells = self.file.cells
-        return not cells[_COMMIT] & 1 and any(offset < cells[_SYNCED] for offset, _ in self._superseded())
+        return not cells[_COMMIT] & 1 and any(True for _ in self._superseded())
 
     def _length(self, offset: int) -> int:
         """Return the length of the body of the record at `offset`."""
@@ -644,14 +669,14 @@ class Index:
             self._note(self.batch, end, 0, older)
             self.batch.cleared = True
         else:
-            self._publish(end, 0, list(older), 0)
+            self._publish(end, 0, older, 0)
         self.offsets.clear()
         self._shadowed.clear()
         self._counted_at, self._count = self.file.cells[_COMMIT], 0
         if self.batch is not None:
             self.batch.whole = True
 
-    def recover(self) -> None:
+    def recover(self, restarted: bool = False) -> None:
         """Walk the whole file, finish what a dead writer began, and store the header anew.
 
         I9: what was published counts. Of a key that is live twice the older record is killed, and so are the
@@ -662,7 +687,12 @@ class Index:
         records = self.walk()                                       # before any store: it may find damage
         current = set(self.offsets.values())
         older = [record for record in records if record.entry and record.live and record.offset not in current]
-        if any(record.offset < file.cells[_SYNCED] for record in older):
+        if restarted:
+            # What stands behind the STOP does not count. After another power cut it could be taken for something that
+            # does, by who looks for what is whole in a damaged file.
+            file.truncate(self.end + 1)                             # I3
+        if restarted or older:
+            # What is read after a start is on the disk; but containers start by themselves.
             file.sync()                                             # I14: what superseded them is on the disk
         file.store_cell(fmt.COMMIT_OFFSET, file.cells[_COMMIT] | 1)     # I5
         for record in older:
@@ -679,6 +709,7 @@ class Index:
                         memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self._dropped.clear()
+        self._waiting.clear()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
         file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4
         file.store_cell(fmt.LIVE_OFFSET, len(self.offsets))         # I4
@@ -703,7 +734,7 @@ class Index:
         end = self._write_hidden(parts)
         if not self.durable:
             self.file.sync()                                        # I15: a file to be kept is on the disk whole
-        self._publish(end, 0, [], self.file.cells[_LIVE])
+        self._publish(end, 0, {}, self.file.cells[_LIVE])
         self.seal = offset
 
     def _unseal(self) -> None:
@@ -742,7 +773,7 @@ class Index:
                 self.file.store_byte(offset + 1, fmt.DEAD)          # I3: behind the STOP
                 batch.dead += fmt.RECORD_HEAD + 1 + self._length(offset)
             else:
-                batch.older.append(offset)
+                batch.older[offset] = key
                 batch.replaced.add(key)
 
     def _remove_later(self, batch: Batch, key: Any, offset: int) -> None:
@@ -782,7 +813,7 @@ class Index:
         file = self.file
         if not batch.handed_out:
             with suppress(OSError):                                 # what is behind the STOP may stay (I3)
-                file.truncate(self.end + 1)
+                self._cut_leftovers()
             return
         at, commit = self.end, file.cells[_COMMIT]
         dead = file.cells[_DEAD] + batch.end - at

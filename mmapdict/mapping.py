@@ -989,7 +989,6 @@ class MmapDict(MutableMapping[Any, Any]):
             file.sync(folder=True)
             if index.batch is None and (end > file.cells[_SYNCED] or index.waits_for_disk()):
                 self._change(_settle, file, end)
-                file.sync()                     # else what died now could come back, behind what dies later
 
     @property
     def free_bytes(self) -> int:

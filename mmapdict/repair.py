@@ -211,9 +211,8 @@ class _Search:
         self.items: dict[Any, _Item] = {}
         self.unsure: dict[Any, _Item] = {}          # whole, but for the byte that says whether they count
         self.seal: Optional[Record] = None
-        self.broke_off = 0              # where the file ends without STOP
-        # Where the successor of an entry has to stand that was taken out for it, its key, and the entry.
-        self.taken: dict[int, tuple[Any, _Item]] = {}
+        # Entries that were taken out for a successor.
+        self.taken: dict[Any, _Item] = {}
 
     def run(self) -> dict[Any, _Item]:
         """Return what counts, in the order of the file; the report gets the rest."""
@@ -315,8 +314,7 @@ class _Search:
                 self.damaged = True
             yield record, sure
             at = record.end
-        self.damaged = True
-        self.broke_off = at
+        self.damaged = self.broken = True
         self._note("the STOP at the end of the records was damaged or missing")
         if self.size <= at < self.said:
             self.report.lost.append(Lost(at, self.said, None, "cut off by the end of the file: the header speaks of "
@@ -407,22 +405,27 @@ class _Search:
         elif kind == CLEAR:
             self.items.clear()
             self.unsure.clear()
+            self.taken.clear()
         elif kind in (DROP, REPLACE):
             item = self.items.pop(key, None)
             self.unsure.pop(key, None)
-            if kind == REPLACE and item is not None:
-                self.taken[record.end] = key, item
+            if kind == DROP:
+                self.taken.pop(key, None)
+            elif item is not None:
+                self.taken[key] = item
 
     def _bring_back(self) -> None:
         """Bring back entries whose successors are lost.
 
         The record that takes an entry out can reach the disk, and the successor that was published with it not (I14).
         """
-        missing = {self.broke_off, *(lost.offset for lost in self.report.lost)}
-        for at, (key, item) in self.taken.items():
-            if at in missing and key not in self.items:
+        if not self.broken and not self.report.lost:
+            return
+        for key, item in self.taken.items():
+            if key not in self.items:
                 self.items = dict(sorted([*self.items.items(), (key, item)], key=lambda pair: pair[1].record.offset))
-                self._note(f"{shown(key)} is as it was before the record at offset {at}, which is lost")
+                self._note(f"{shown(key)} is as it was at offset {item.record.offset}: what took its place is lost, or "
+                           "was deleted")
 
     def _check_seal(self, record: Record) -> None:
         """Report values whose bytes are not those that were sealed."""

@@ -7,6 +7,7 @@ change in place.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
@@ -19,7 +20,7 @@ from .format import Record
 from .judging import dirty_fillers, judge_hidden, judge_key, judge_value
 from .literals import shown
 from .machine import trace
-from .store import full_path, raw_bytes
+from .store import boot_id, full_path, raw_bytes
 
 __all__ = ["Fault", "Report", "verify"]
 
@@ -192,7 +193,7 @@ class _Check:
         self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
         self.groups = 0
         self.current: dict[Any, Record] = {}
-        self.superseded: list[tuple[_Live, int]] = []       # and what took its place
+        self.superseded: list[tuple[_Live, int, bool]] = []     # what took its place, and whether that is another entry
         self.alive: list[tuple[int, int]] = []
         self.keys: dict[int, Any] = {}                      # offset of a live entry -> key
         self.memo: list[tuple[int, int, int, Any]] = []     # first, last, offset, key
@@ -216,12 +217,8 @@ class _Check:
             end = self._walk()
             report.keys = len(self.current)
             self._memo_indices()
-            if self.odd and self.alone:
-                report.notes.append("a writer died inside: the next one puts the header and the order of records right")
-            elif not self.moved():
-                if not self.broken:
-                    self._cells(end)
-                self._order()
+            if self.alone or not self.moved():
+                self._judge_header(end)
             self._seals()
             report.faults.sort(key=lambda fault: fault.offset)
         return report
@@ -281,22 +278,38 @@ class _Check:
                 self.fault(fmt.FILE_ID_OFFSET, "header", "the file id is not the one of the records")
                 self.tag = tag
 
-    def _cells(self, end: int) -> None:
-        """Compare the header's cells with what the records say."""
-        expected = ((fmt.STOP_OFFSET, "stop", end), (fmt.LIVE_OFFSET, "live", len(self.current)),
-                    (fmt.DEAD_OFFSET, "dead", self.dead))
-        for offset, name, value in expected:
-            if self._cell(offset) != value:
-                self.fault(offset, "header", f"{name} is {self._cell(offset)}; the records say {value}. The next "
-                                             "writer puts it right")
-        memo = self._cell(fmt.MEMO_OFFSET)
+    def _judge_header(self, end: int) -> None:
+        """Compare the header with the records, which end at the offset `end`."""
+        if not self.broken and self.stop > end:
+            self.fault(fmt.STOP_OFFSET, "header", f"stop is {self.stop}, but the records end at {end}: what was behind "
+                                                  "is lost, or did not reach the disk before power was cut")
+        stale = [*self._stale_cells(end), *self._out_of_order()]
+        restarted = self.view[fmt.BOOT_ID_OFFSET:fmt.SYNCED_OFFSET] != boot_id()
+        if self.odd:
+            self.report.notes.append("a writer died inside; the next one puts the header and the order of records "
+                                     "right")
+        elif stale and restarted:
+            # Cells and records reach the disk at different times (I4).
+            self.report.notes.append("power was cut, or this is a copy that was made while the file was written; the "
+                                     "next writer puts right: "
+                                     + "; ".join(f"offset {fault.offset}: {fault.message}" for fault in stale))
+        else:
+            self.report.faults += stale
+
+    def _stale_cells(self, end: int) -> Iterator[Fault]:
+        """Yield the cells that are not as the records say."""
+        if self.broken:
+            return
         least = max([fmt.MEMO_START, *(last + 1 for _, last, _, _ in self.memo)])
         most = fmt.MEMO_START + (end - fmt.HEADER_SIZE) // 5            # each index took an opcode of 5 bytes
-        if not least <= memo <= most:
-            self.fault(fmt.MEMO_OFFSET, "header", f"memo is {memo}; the records say {least} to {most}")
-        synced = self._cell(fmt.SYNCED_OFFSET)
-        if synced > end:
-            self.fault(fmt.SYNCED_OFFSET, "header", f"synced is {synced}, behind the STOP at {end}")
+        for offset, name, low, high in ((fmt.STOP_OFFSET, "stop", end, max(end, self.stop)),
+                                        (fmt.LIVE_OFFSET, "live", len(self.current), len(self.current)),
+                                        (fmt.DEAD_OFFSET, "dead", self.dead, self.dead),
+                                        (fmt.MEMO_OFFSET, "memo", least, most),
+                                        (fmt.SYNCED_OFFSET, "synced", 0, end)):
+            if not low <= self._cell(offset) <= high:
+                span = f"{low}" if low == high else f"{low} to {high}"
+                yield Fault(offset, "header", f"{name} is {self._cell(offset)}; the records say {span}")
 
     # -- records ------------------------------------------------------------------------------------------------
 
@@ -332,6 +345,8 @@ class _Check:
                     at = record.end
                     continue
                 except CorruptError as exc:
+                    if self.known_stop and at >= self.stop and self.moved():
+                        return at               # published since, and longer than the file was
                     self.broken = True
                     kind = "cut" if self._runs_out(at) else "record"
                     self.fault(at, kind, exc.message, self._guess_key(at))
@@ -400,7 +415,7 @@ class _Check:
             self._fillers(found.fillers, key)
         old = self.current.get(key)
         if old is not None:
-            self.superseded.append((_Live(old, key), record.offset))
+            self.superseded.append((_Live(old, key), record.offset, True))
         self.current[key] = record
         self.keys[record.offset] = key
         try:
@@ -491,15 +506,14 @@ class _Check:
     def _take_out(self, key: Any, by: int) -> None:
         old = self.current.pop(key, None)
         if old is not None:
-            self.superseded.append((_Live(old, key), by))
+            self.superseded.append((_Live(old, key), by, False))
 
-    def _order(self) -> None:
-        """What does not count is dead, unless it waits for the disk: it stands before `synced` then (I14)."""
+    def _out_of_order(self) -> Iterator[Fault]:
+        """Yield live entries that do not count and do not wait: what takes those out is not before `synced` (I14)."""
         synced = self._cell(fmt.SYNCED_OFFSET)
-        for (record, key), by in self.superseded:
-            if record.offset >= synced:
-                self.fault(record.offset, "order", f"an entry is live, though the record at {by} takes its place. "
-                                                   "The next writer puts that right", key)
+        for (record, key), by, replaced in self.superseded:
+            if replaced or by < synced:
+                yield Fault(record.offset, "order", f"an entry is live, though the record at {by} takes its place", key)
 
     # -- the seal -----------------------------------------------------------------------------------------------
 

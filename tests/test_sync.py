@@ -46,8 +46,8 @@ def test_a_synced_value_stays_until_its_successor_is_synced(path):
         d["a"] = 10
         assert first in live_entries(path)
         second = d.entry("a").record
-        d["a"] = 11                     # that one was never on the disk
-        assert second not in live_entries(path) and first in live_entries(path)
+        d["a"] = 11                     # what took the first one out may be on the disk: the second waits as well
+        assert {first, second} <= set(live_entries(path))
         for mapping in d, r, pickle.loads(path.read_bytes()):
             assert dict(mapping) == {"b": 2, "a": 11} and list(mapping) == ["b", "a"]
         assert d.free_bytes > d.info()["dead_bytes"]
