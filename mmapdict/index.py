@@ -111,6 +111,7 @@ class Index:
         # Entries that were live when a record was found that takes them out, and that record's offset. Some wait there
         # until what supersedes them is on the disk (I14).
         self._dropped: list[tuple[int, int]] = []
+        self._judged = 0                # so many of them were seen to wait rightly, under the lock
         # Keys of which a record waits for the disk. Later ones must wait too: on the disk, what takes the first out may
         # be there already.
         self._waiting: set[Any] = set()
@@ -359,7 +360,9 @@ class Index:
         # No writer is inside. What waits for the disk has a record behind it that takes it out (I14); another older
         # record that is live, or one that waits no more, is there because its replacer died.
         twice = any(map(self.is_live, chain.from_iterable(self._shadowed.values())))
-        if stale or twice or any(by < cells[_SYNCED] for offset, by in self._dropped if self.is_live(offset)):
+        dropped = self._dropped[self._judged:]
+        self._judged = len(self._dropped)
+        if stale or twice or any(by < cells[_SYNCED] for offset, by in dropped if self.is_live(offset)):
             self.recover()              # the header is older than the records, or damaged (I4)
 
     def _cut_leftovers(self) -> None:
@@ -604,6 +607,7 @@ class Index:
         synced = min(synced, self.end)
         self._kill_superseded([offset for offset, by in self._superseded() if by < synced], synced)
         self._dropped = [(offset, by) for offset, by in self._dropped if self.is_live(offset)]
+        self._judged = len(self._dropped)
         if synced == self.end:
             self._waiting.clear()
         self._settle()
@@ -709,6 +713,7 @@ class Index:
                         memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self._dropped.clear()
+        self._judged = 0
         self._waiting.clear()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
         file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4

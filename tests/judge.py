@@ -20,6 +20,7 @@ REPR_MODULES = frozenset(["datetime", "decimal", "fractions", "uuid"])
 LONG_TEXT = 200
 NAMES = {numpy.bool_: "bool_", numpy.longdouble: "longdouble", numpy.clongdouble: "clongdouble"}  # not in every numpy
 FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, numpy.ufunc, type(numpy.sum))
+NUMPY_FUNCTIONS = [numpy.sum, numpy.linalg.norm, numpy.fft.fft]     # no value names them unless it is allowed to
 EXTENDED_BYTES = 10  # bytes of an x87 long double that hold the number; the others are padding of any content
 
 
