@@ -8,6 +8,9 @@ import pytest
 import judge
 from budget import slow_examples
 
+# Hundreds of child processes import the package: without this each would compile it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 CHECK_LIMIT = 64 * 2**20  # bytes; the pure-Python unpickler and the disassembly take too long on more
 
 hypothesis.settings.register_profile(
