@@ -9,12 +9,13 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help demo test test-slow lint bench compat clean
+.PHONY: help demo test test-slow coverage lint bench compat clean
 
 help:
 	@echo "make demo    capture a real time-lapse into one file while a second process watches"
 	@echo "make test    run the tests, flake8 and mypy"
 	@echo "make test-slow    run the long tests (MMAPDICT_SLOW_BUDGET=0.1 makes them shorter)"
+	@echo "make coverage  run the tests and print what of the package they did not reach (at least 95 % of the lines)"
 	@echo "make lint    flake8 and mypy alone"
 	@echo "make compat  write files with one numpy, read them with another, for all pairs"
 	@echo "make bench   measure, against the floors in the same run"
@@ -41,11 +42,19 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/python -m mmapdict demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory lint
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto -m slow --timeout=3600 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --timeout=3600 $(PYTEST_ARGS)
+
+# With the extra of the demo, so that the tests of its pictures run.
+coverage: $(VENV)/.installed-demo $(VENV)/.installed-test
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal --timeout=600 $(PYTEST_ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+	$(BIN)/python tests/check_raises.py .coverage
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m flake8
@@ -58,5 +67,5 @@ compat: | $(VENV)/bin/python
 	$(BIN)/python tests/compat/run.py
 
 clean:
-	rm -rf $(VENV) .venv-compat-* .hypothesis .mypy_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) .venv-compat-* .coverage* .hypothesis .mypy_cache .pytest_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -243,10 +243,10 @@ def _unplaced(path: str) -> Iterator[tuple[File, str]]:
             new.unlock()
             new.close()
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
         if nameless is not None:
             os.close(nameless)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def _name(new: File, temporary: str) -> None:

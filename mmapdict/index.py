@@ -17,7 +17,8 @@ from . import format as fmt
 from .arrays import KEY_MAX, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import Payload, Record
-from .literals import check_inert, check_key, decode_literal, key_parts, skip_filler
+from .judging import CLEAR, DROP, GROUP, REPLACE, SEAL, judge_hidden
+from .literals import check_key, decode_literal, key_parts
 from .pickling import highest_memo, shift_memo
 from .store import File
 from .values import Encoded
@@ -182,36 +183,19 @@ class Index:
                     del self.offsets[key]               # its place is the new record's
             self.offsets[key] = record.offset
         else:
-            start, end = record.content - base, record.body_end - base
-            if view[start:start + len(fmt.DROP)] == fmt.DROP:
-                self._take_drop(record, view, start + len(fmt.DROP), end)
-                return
-            content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
-            if content == fmt.CLEAR:
-                self._drop_all(record.offset)
-                return
-            for group, ops in fmt.GROUPS.items():
-                if content == ops:                  # I10: only what is the same byte by byte is relied on
-                    self.groups.setdefault(group, record.offset)
-                    self._hidden_waste -= record.end - record.offset
-                    return
             try:
-                check_inert(view, start, end)
+                kind, what = judge_hidden(view, record, base)
             except CorruptError as exc:
                 raise CorruptError(exc.message, None, record.offset) from exc
-            if content.startswith(fmt.SEAL):
+            if kind == GROUP:                       # I10: only what is the same byte by byte is relied on
+                self.groups.setdefault(what, record.offset)
+                self._hidden_waste -= record.end - record.offset
+            elif kind == CLEAR:
+                self._drop_all(record.offset)
+            elif kind in (DROP, REPLACE):
+                self._drop(what, record.offset)
+            elif kind == SEAL:
                 self.seal = record.offset
-
-    def _take_drop(self, record: Record, view: memoryview, at: int, end: int) -> None:
-        try:
-            key, at = decode_literal(view, at, end)
-            hash(key)
-        except (CorruptError, TypeError) as exc:
-            raise CorruptError(f"a deletion whose key is damaged: {exc}", None, record.offset) from exc
-        behind = at + len(fmt.DROPPED)
-        if bytes(view[at:behind]) not in (fmt.DROPPED, fmt.REPLACED) or skip_filler(view, behind, end) != end:
-            raise CorruptError("a deletion that does not end behind its key", None, record.offset)
-        self._drop(key, record.offset)
 
     def _drop(self, key: Any, by: int) -> None:
         """Take note that the record at offset `by` takes `key` out; what it has live is dead, or about to be."""
@@ -582,7 +566,12 @@ class Index:
         self._counted_at = commit if self._counted_at == commit - 2 else -1
         if self.durable:
             file.sync()                                             # I15: the publish is on the disk before a kill
+            # What another handle left to wait does so no longer.
+            waiting += (offset for offset, _ in self._superseded() if offset not in waiting)
             self._kill_superseded(waiting, end)
+            self._dropped.clear()
+            self._judged = 0
+            self._waiting.clear()
         else:
             self._dropped += [(offset, by) for offset in waiting]
             self._waiting.update(older[offset] for offset in waiting)
@@ -591,11 +580,12 @@ class Index:
         """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
         file = self.file
         commit = file.cells[_COMMIT]
+        if offsets:
+            file.store_cell(fmt.COMMIT_OFFSET, commit + 1)          # I5: what is live until then waits no more
         if synced > file.cells[_SYNCED]:
             file.store_cell(fmt.SYNCED_OFFSET, synced)              # I4, I14
         if not offsets:
             return
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
         for offset in offsets:
             self._kill(offset)
         file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5

@@ -31,21 +31,22 @@ class Hidden(NamedTuple):
     what: Any = None
 
 
-def judge_hidden(view: memoryview, record: Record) -> Hidden:
+def judge_hidden(view: memoryview, record: Record, base: int = 0) -> Hidden:
     """Return what a hidden record does.
 
     Parameters
     ----------
     view : memoryview
-        The file from its start on.
+        The file from offset `base` on.
     record : Record
+    base : int
 
     Raises
     ------
     CorruptError
         It is of no kind of this format, and not inert either: no reader may pass over it.
     """
-    start, end = record.content, record.body_end
+    start, end = record.content - base, record.body_end - base
     content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
     for group, ops in fmt.GROUPS.items():
         if content == ops:
@@ -53,14 +54,14 @@ def judge_hidden(view: memoryview, record: Record) -> Hidden:
     if content == fmt.CLEAR:
         return Hidden(CLEAR)
     if content.startswith(fmt.DROP):
-        key, at = _key(view, start + len(fmt.DROP), end)
+        key, at = _key(view, start + len(fmt.DROP), end, base)
         behind = at + len(fmt.DROPPED)
         tail = bytes(view[at:behind])
         if tail not in (fmt.DROPPED, fmt.REPLACED) or skip_filler(view, behind, end) != end:
-            raise CorruptError("a deletion that does not end behind its key", None, at)
+            raise CorruptError("a deletion that does not end behind its key", None, base + at)
         return Hidden(DROP if tail == fmt.DROPPED else REPLACE, key)
     check_inert(view, start, end)
-    return Hidden(SEAL if is_seal(view, 0, record) else INERT)
+    return Hidden(SEAL if is_seal(view, base, record) else INERT)
 
 
 def judge_key(view: memoryview, record: Record) -> tuple[Any, int]:
@@ -74,12 +75,12 @@ def judge_key(view: memoryview, record: Record) -> tuple[Any, int]:
     return _key(view, record.content, record.body_end)
 
 
-def _key(view: memoryview, start: int, end: int) -> tuple[Any, int]:
+def _key(view: memoryview, start: int, end: int, base: int = 0) -> tuple[Any, int]:
     key, at = decode_literal(view, start, end)
     try:
         check_key(key)
     except TypeError as exc:
-        raise CorruptError(str(exc), None, start) from exc
+        raise CorruptError(str(exc), None, base + start) from exc
     return key, at
 
 

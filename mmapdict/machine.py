@@ -11,7 +11,7 @@ import pickletools
 import re
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -21,10 +21,10 @@ from .format import Buffer
 
 # Length of the argument of each opcode; negative: minus the number of bytes that count what follows them.
 # -9: a line, or two.
-ARGUMENT: list[int] = [0] * 256
+ARGUMENT_WIDTHS: list[int] = [0] * 256
 for _op in pickletools.opcodes:
     _n = 0 if _op.arg is None else _op.arg.n
-    ARGUMENT[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
+    ARGUMENT_WIDTHS[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
 
 # An unpickler's memo is an array up to the highest index. So many entries, and twice as many as there are objects
 # to be memoised, are no bomb.
@@ -35,15 +35,16 @@ TEXT_STEP = 1 << 20             # so much of a text is looked at at once
 # Containers up to this size are taken in one step.
 _BATCH = 1000
 
-# What an opcode does to the stack. The order matters: the frequent ones come first, the five at the beginning and
+# What an opcode does to the stack. The order matters: the frequent ones come first, the six at the beginning and
 # the four behind them are told from the rest by one comparison.
-(_SHORT_TEXT, _LEAF, _SHORT_PUT, _LONG_GET, _SHORT_GET, _MARK, _CLOSE, _MAKE, _EMPTY, _SHORT, _STACK_GLOBAL,
- _LONG_PUT, _TEXT, _COUNTED, _POP, _POP_MARK, _LINE_MEMO, _FRAME, _PROTO, _STOP, _DUP, _LINE, _TEXT_LINE, _GLOBAL, _OBJ,
- _EXTENSION, _NOTHING, _UNKNOWN) = range(28)
+(_SHORT_TEXT, _LEAF, _SHORT_PUT, _LONG_GET, _SHORT_GET, _LINE_GET, _MARK, _CLOSE, _MAKE, _EMPTY, _SHORT, _STACK_GLOBAL,
+ _LONG_PUT, _TEXT, _COUNTED, _POP, _POP_MARK, _LINE_PUT, _FRAME, _PROTO, _STOP, _DUP, _LINE, _TEXT_LINE, _GLOBAL, _OBJ,
+ _EXTENSION, _NOTHING, _UNKNOWN) = range(29)
 _KINDS = bytearray((_UNKNOWN,)) * 256
 for _kind, _codes in (
         (_SHORT_TEXT, b"U\x8c"), (_LEAF, b"NKMJG\x88\x89\x97"), (_SHORT_PUT, b"q\x94"), (_LONG_PUT, b"r"),
-        (_LONG_GET, b"j"), (_SHORT_GET, b"h"), (_LINE_MEMO, b"gp"), (_MARK, b"("), (_CLOSE, b"tldeu\x90\x91"),
+        (_LONG_GET, b"j"), (_SHORT_GET, b"h"), (_LINE_GET, b"g"), (_LINE_PUT, b"p"), (_MARK, b"("),
+        (_CLOSE, b"tldeu\x90\x91"),
         (_MAKE, b"\x85\x86\x87R\x81\x92Qasb"), (_EMPTY, b")]}\x8f"), (_SHORT, b"C\x8a"), (_STACK_GLOBAL, b"\x93"),
         (_TEXT, b"TX\x8d"), (_COUNTED, b"B\x8e\x8b\x96"), (_POP, b"0"), (_POP_MARK, b"1"), (_FRAME, b"\x95"),
         (_PROTO, b"\x80"), (_STOP, b"."), (_DUP, b"2"), (_LINE, b"ILFP"), (_TEXT_LINE, b"SV"), (_GLOBAL, b"ci"),
@@ -67,7 +68,8 @@ def _items_of(sized: bytes) -> re.Pattern[bytes]:
 
 _SIMPLE_ITEMS = _items_of(rb"\x8cC\x8a")
 _SIMPLE_ITEMS_BUT_TEXTS = _items_of(rb"C\x8a")
-_RUNS = {op: re.compile(rb"(?s:(?:%c.{%d}){1,%d})" % (op, ARGUMENT[op], _BATCH)).match for op in b"NKMJG\x88\x89"}
+_RUNS = {op: re.compile(rb"(?s:(?:%c.{%d}){1,%d})" % (op, ARGUMENT_WIDTHS[op], _BATCH)).match
+         for op in b"NKMJG\x88\x89"}
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 _NEWLINE = re.compile(rb"\n")
@@ -137,6 +139,42 @@ class Trace:
         self.fillers: list[tuple[int, int]] = []
 
 
+def opcodes_between(runs: Any, ops: Buffer, at: int = 0) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what a pattern's method `runs` does not match: offset, opcode, argument, and where the next opcode stands.
+
+    The argument is a number: of what is counted, how many bytes; 0 if there is none.
+
+    Raises
+    ------
+    CorruptError
+        An opcode runs past the end, or its argument is a line.
+    """
+    widths, n = ARGUMENT_WIDTHS, len(ops)
+    while at < n:
+        run = runs(ops, at)
+        if run:
+            at = run.end()
+            if at >= n:
+                break
+        op = ops[at]
+        width = widths[op]
+        argument, end = 0, at + 1
+        if width == -1 and end < n:
+            argument = ops[end]             # the same as below, for the most frequent ones
+            end += 1 + argument
+        elif width == -9:
+            raise CorruptError(f"an opcode of an old protocol: 0x{op:02x}")
+        elif width:
+            end += abs(width)
+            argument = int.from_bytes(ops[at + 1:end], "little")
+            if width < 0:
+                end += argument
+        if end > n:
+            raise CorruptError(f"a value's opcodes are damaged: one of {end - at} bytes runs past the value's end")
+        yield at, op, argument, end
+        at = end
+
+
 def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int = 4, given: Iterable[int] = (),
           refuse: bytes = b"", sparse: bool = False, texts: bool = False,
           found: Optional[list[tuple[int, Optional[str], Optional[str]]]] = None) -> Trace:
@@ -178,7 +216,7 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
     if not 0 <= start <= n <= len(data):
         raise ValueError(f"no range of a buffer of {len(data)} bytes: {start} to {n}")
     kinds = _kinds_but(refuse) if refuse else _KINDS
-    widths = ARGUMENT
+    widths = ARGUMENT_WIDTHS
     simple_items = (_SIMPLE_ITEMS_BUT_TEXTS if texts else _SIMPLE_ITEMS).match
     unpack = _U32
     result = Trace()
@@ -227,7 +265,7 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
         last = at
         op = data[at]
         kind = kinds[op]
-        if kind <= _SHORT_GET:
+        if kind <= _LINE_GET:
             if kind == _SHORT_TEXT:
                 stack.append(~at)
                 at += 2
@@ -250,9 +288,11 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
                 if kind == _LONG_GET:
                     at += 5
                     index = unpack(data, last + 1)[0] if at <= limit else -1
-                else:
+                elif kind == _SHORT_GET:
                     at += 2
                     index = data[last + 1] if at <= limit else -1
+                else:
+                    index, at = _read_index(data, at, limit)
                 if index not in memo:
                     if index < 0:
                         continue
@@ -386,16 +426,8 @@ def trace(buf: Buffer, start: int = 0, end: Optional[int] = None, *, proto: int 
             floor = marks.pop()
             at += 1
             continue
-        elif kind == _LINE_MEMO:
+        elif kind == _LINE_PUT:
             index, at = _read_index(data, at, limit)
-            if op == 0x67:                          # GET
-                if index not in memo:
-                    raise CorruptError(f"GET of memo index {index}, which was not put", None, last)
-                element = memo[index]
-                if element >= _SHARED:
-                    fetched.add(element)
-                stack.append(element)
-                continue
         elif kind == _FRAME:
             at += 9
             if at > limit:
@@ -557,8 +589,8 @@ def _name(data: Buffer, start: int, end: int) -> Optional[str]:
 def _read_text(data: Buffer, at: int, n: int) -> Optional[str]:
     """Return the text that the opcode at `at` pushes, if it can be a name."""
     op = data[at]
-    if ARGUMENT[op] != -9:
-        start = at + 1 - ARGUMENT[op]
+    if ARGUMENT_WIDTHS[op] != -9:
+        start = at + 1 - ARGUMENT_WIDTHS[op]
         end = start + int.from_bytes(data[at + 1:start], "little")
         return _name(data, start, end)
     line = slice(at + 1, _read_line(data, at + 1, n, at) - 1)

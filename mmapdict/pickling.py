@@ -8,7 +8,6 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import pickletools
 import re
 import secrets
 import sys
@@ -23,6 +22,7 @@ from .arrays import array_order, element_bytes, exact_spec, fill_value, same_dty
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import encode_literal, exact_item
+from .machine import ARGUMENT_WIDTHS, SPARSE_MEMO, opcodes_between
 from .views import PLAIN_ARRAYS, Root
 
 
@@ -173,11 +173,6 @@ def _can_be_empty(t: Any) -> bool:
     return True
 
 
-# Length of the argument of each opcode; negative: minus the number of bytes that count what follows them.
-ARGUMENT_WIDTHS: list[int] = [0] * 256
-for _op in pickletools.opcodes:
-    _n = 0 if _op.arg is None else _op.arg.n
-    ARGUMENT_WIDTHS[ord(_op.code)] = {-1: -9, -2: -1, -3: -4, -4: -4, -5: -8}.get(_n, _n)
 _BIG = (fmt.BINBYTES, fmt.BINBYTES8, fmt.BINUNICODE, fmt.BINUNICODE8, fmt.LONG4)
 
 # One or more, without a way back: the matcher need not remember each of a million opcodes.
@@ -346,21 +341,13 @@ def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict
     def text(where: slice) -> str:
         return bytes(data[where]).decode("utf-8", "surrogatepass")
 
-    at, n, memo = 0, len(data), 0
-    while at < n:
-        run = _PLAIN_RUN.match(data, at)
-        if run:
+    behind, memo = 0, 0
+    for start, op, argument, at in opcodes_between(_PLAIN_RUN.match, data):
+        if start > behind:
             pushed = []
-            at = run.end()
-            if at >= n:
-                break
-        start, op = at, data[at]
-        width = ARGUMENT_WIDTHS[op]
-        at += 1 + abs(width)
-        if -9 < width < 0:
-            at += int.from_bytes(data[start + 1:at], "little")
+        behind = at
         if op == fmt.SHORT_BINUNICODE or op == fmt.BINUNICODE:
-            pushed = [*pushed[-1:], (start, slice(start + 1 - width, at), [])]
+            pushed = [*pushed[-1:], (start, slice(at - argument, at), [])]
         elif op == fmt.MEMOIZE:
             if pushed:
                 texts[memo] = pushed[-1][1]
@@ -374,8 +361,7 @@ def _spell_globals(data: memoryview) -> tuple[list[tuple[int, int, bytes]], dict
             spelled.update((i, text(texts[i])) for i in (*made, *made_too))
             pushed = []
         elif op == fmt.BINGET or op == fmt.LONG_BINGET:
-            index = int.from_bytes(data[start + 1:at], "little")
-            pushed = [*pushed[-1:], (start, texts[index], [])] if index in texts else []
+            pushed = [*pushed[-1:], (start, texts[argument], [])] if argument in texts else []
         elif op != fmt.PROTO and op != fmt.FRAME:
             pushed = []
     return edits, spelled
@@ -427,7 +413,6 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
     return bytes(out)
 
 
-SPARSE_MEMO = 1 << 14
 LOOK_AHEAD = 1 << 17
 # Stand around a value's opcodes when they are run. If the sentinel, which no file can know, is not there behind them,
 # one of them was a STOP.
@@ -510,22 +495,4 @@ def highest_memo(ops: Buffer) -> int:
 
 def indices_put(ops: bytes) -> list[int]:
     """Return the memo indices that rewritten opcodes set."""
-    at, n = 0, len(ops)
-    found: list[int] = []
-    while at < n:
-        run = _READING_RUN.match(ops, at)
-        if run:
-            at = run.end()
-            if at >= n:
-                break
-        width = ARGUMENT_WIDTHS[ops[at]]
-        if width == -9:
-            raise CorruptError(f"an opcode of an old protocol: 0x{ops[at]:02x}")
-        end = at + 1 + abs(width)
-        argument = int.from_bytes(ops[at + 1:end], "little") if width else 0
-        if ops[at] == fmt.LONG_BINPUT:
-            found.append(argument)
-        at = end + argument if width < 0 else end
-        if at > n:
-            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
-    return found
+    return [index for _, op, index, _ in opcodes_between(_READING_RUN.match, ops) if op == fmt.LONG_BINPUT]

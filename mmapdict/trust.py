@@ -17,7 +17,10 @@ import re
 import sys
 import time
 import types
+from array import array
 from collections.abc import Iterable
+from itertools import count
+from operator import ne
 from typing import Any, Optional
 
 import numpy as np
@@ -26,8 +29,9 @@ from . import format as fmt
 from . import libraries, rules
 from .errors import CorruptError, UntrustedError
 from .format import Buffer
-from .pickling import (ARGUMENT_WIDTHS, BEFORE_VALUE, BEHIND_VALUE, EXTENSIONS, MORE, SPARSE_MEMO, decode_pickled,
-                       indices_put, opcode_file, public_name, shift_memo, the_value)
+from .machine import SPARSE_MEMO, opcodes_between
+from .pickling import (BEFORE_VALUE, BEHIND_VALUE, EXTENSIONS, MORE, decode_pickled, indices_put, opcode_file,
+                       public_name, shift_memo, the_value)
 from .rules import Name, Refusal, Rule, Token
 
 # What a value may take beyond the size of its opcodes, before a rule refuses: arrays and copies are bounded by a
@@ -44,7 +48,7 @@ _SHORT_TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for 
 _NUMBER = rb"G.{8}|K.|M..|J.{4}|j.{4}|" + _SHORT_TEXT
 _inert_run = re.compile(b"(?s:" + _NUMBER + rb"|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93])" + MORE).match
 _named_run = re.compile(b"(?s:" + _NUMBER + rb"|h.|[N\x88\x89()\]}t012l\x85\x86\x87\x8f\x93\x94])" + MORE).match
-NAME_MAX = 1000
+NAME_MAX = 1000                     # an opcode that is longer pushes no name
 # The operands of one of these become (operand, ..., action), or ((operand, operand, operand), action).
 _ACTIONS = {
     pickle.REDUCE[0]: b"K\x00\x87Q", pickle.NEWOBJ[0]: b"K\x01\x87Q", pickle.BUILD[0]: b"K\x02\x87Q",
@@ -220,41 +224,31 @@ def _is_plain(data: bytes) -> bool:
     CorruptError
         If their memo indices do not follow each other: an unpickler's memo is as long as the highest one.
     """
-    n = len(data)
-    run_of = _plain_run_but_tuples if n > TUPLES_MAX else _plain_run
-    at, tuples, first, puts = 0, 0, -1, 0
-    while at < n:
-        run = run_of(data, at)
-        if run:
-            at = run.end()
-            if at >= n:
-                break
-        op = data[at]
-        if op in _TUPLES:
-            tuples += 1
-            at += 1
-            if tuples > TUPLES_MAX or data[at:at + 1] == b"r":
+    run_of = _plain_run_but_tuples if len(data) > TUPLES_MAX else _plain_run
+    at, tuples, puts = 0, 0, array("I")
+    while True:
+        for _, op, argument, at in opcodes_between(run_of, data, at):
+            if op in _TUPLES:
+                tuples += 1
+                if tuples > TUPLES_MAX or data[at:at + 1] == b"r":
+                    return False
+                if tuples == FEW_TUPLES and sum(data.count(bytes((t,)), at) for t in _TUPLES) < TUPLES_MAX - tuples:
+                    run_of = _plain_run         # at most so many of these bytes are opcodes
+                    break
+            elif op == fmt.LONG_BINPUT:
+                puts.append(argument)
+            elif op not in _COUNTED:
                 return False
-            if tuples == FEW_TUPLES and sum(data.count(bytes((t,)), at) for t in _TUPLES) < TUPLES_MAX - tuples:
-                run_of = _plain_run         # at most so many of these bytes are opcodes
-            continue
-        if op not in _COUNTED:
-            return False
-        width = ARGUMENT_WIDTHS[op]
-        end = at + 1 + abs(width)
-        argument = int.from_bytes(data[at + 1:end], "little")
-        if op == fmt.LONG_BINPUT:
-            if first < 0:
-                first = argument
-                if first > SPARSE_MEMO:
-                    return False            # to be numbered anew
-            if argument != first + puts:
-                raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
-            puts += 1
-        at = end + argument if width < 0 else end
-        if at > n:
-            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
-    return True
+        else:
+            return _first_put(puts) <= SPARSE_MEMO      # else to be numbered anew
+
+
+def _first_put(puts: array[int]) -> int:
+    """Return the first memo index, 0 if there is none; raise CorruptError if they do not follow each other."""
+    first = puts[0] if puts else 0
+    if any(map(ne, puts, count(first))):
+        raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
+    return first
 
 
 def _disarm(data: bytes) -> list[Any]:
@@ -267,36 +261,18 @@ def _disarm(data: bytes) -> list[Any]:
     """
     pieces: list[Any] = [BEFORE_VALUE]
     view = memoryview(data)
-    at, kept, n = 0, 0, len(data)
-    first, puts = -1, 0
-    while at < n:
-        run = _inert_run(data, at)
-        if run:
-            at = run.end()
-            if at >= n:
-                break
-        op = data[at]
-        action = _ACTIONS.get(op)
-        if action is not None:
-            pieces += (view[kept:at], action)
-            at = kept = at + 1
-            continue
-        if op not in _COUNTED:
+    kept, puts = 0, array("I")
+    for at, op, argument, end in opcodes_between(_inert_run, data):
+        if op in _ACTIONS:
+            pieces += (view[kept:at], _ACTIONS[op])
+            kept = end
+        elif op == fmt.LONG_BINPUT:
+            puts.append(argument)
+        elif op not in _COUNTED:
             raise CorruptError(f"a value's opcodes are damaged: none has the opcode 0x{op:02x}")
-        width = ARGUMENT_WIDTHS[op]
-        end = at + 1 + abs(width)
-        argument = int.from_bytes(data[at + 1:end], "little")
-        if op == fmt.LONG_BINPUT:
-            if first < 0:
-                first = argument
-                if first > SPARSE_MEMO:
-                    return _disarm(_from_zero(data, first))
-            if argument != first + puts:
-                raise CorruptError("a value's opcodes are damaged: its memo indices do not follow each other")
-            puts += 1
-        at = end + argument if width < 0 else end
-        if at > n:
-            raise CorruptError(f"a value's opcodes are damaged: one of {at - end} bytes runs past the value's end")
+    first = _first_put(puts)
+    if first > SPARSE_MEMO:
+        return _disarm(_from_zero(data, first))
     pieces += (view[kept:], BEHIND_VALUE)
     return pieces
 
@@ -308,34 +284,22 @@ class _Names(pickle.Unpickler):
         self.found: set[Name] = set()
         pieces: list[Any] = []
         view = memoryview(stream)
-        at, kept, n = 0, 0, len(stream)
-        while at < n:
-            run = _named_run(stream, at)
-            if run:
-                at = run.end()
-                if at >= n:
-                    break
-            op = stream[at]
-            action = _ACTIONS.get(op)
-            end = at + 1
-            if action is None:
-                width = ARGUMENT_WIDTHS[op]
-                end += abs(width)
-                if -9 < width < 0:
-                    size = int.from_bytes(stream[at + 1:end], "little")
-                    end += size
-                    action = b"N" if size > NAME_MAX else None
-                elif op == fmt.FRAME:
-                    action = b""
-                elif op in EXTENSIONS:
-                    # The unpickler would keep what `find_class` gives, for everybody.
-                    code = int.from_bytes(stream[at + 1:end], "little")
-                    self.find_class(*copyreg._inverted_registry[code])      # type: ignore[attr-defined]
-                    action = b"N"
-            if action is not None:
-                pieces += (view[kept:at], action)
-                kept = end
-            at = end
+        kept = 0
+        for at, op, argument, end in opcodes_between(_named_run, stream):
+            if op in _ACTIONS:
+                action = _ACTIONS[op]
+            elif op == fmt.FRAME:
+                action = b""
+            elif op in EXTENSIONS:
+                # The unpickler would keep what `find_class` gives, for everybody.
+                self.find_class(*copyreg._inverted_registry[argument])      # type: ignore[attr-defined]
+                action = b"N"
+            elif end - at > NAME_MAX:
+                action = b"N"
+            else:
+                continue
+            pieces += (view[kept:at], action)
+            kept = end
         pieces.append(view[kept:])
         super().__init__(opcode_file(pieces))
 

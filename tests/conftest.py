@@ -1,5 +1,6 @@
 """Settings shared by all tests, and the check of every file that a test leaves behind."""
 
+import gc
 import os
 
 import hypothesis
@@ -24,6 +25,12 @@ def pytest_configure(config):
     """Choose the hypothesis profile, unless the command line did."""
     if config.getoption("--hypothesis-profile", default=None) is None:
         hypothesis.settings.load_profile("slow" if config.option.markexpr == "slow" else "default")
+
+
+def pytest_collection_finish(session):
+    """Keep what was made so far out of the garbage collector: hundreds of collections would go through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def check_left_file(path):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import judge
+import mmapdict
 import strategies
 from mmapdict import CorruptError, arrays, literals
 from mmapdict import format as fmt
@@ -271,3 +272,12 @@ def test_an_array_is_read_the_same_the_second_time(array, monkeypatch):
                 arrays.decode_info(damaged, *places, record.covered)
         else:
             assert arrays.decode_info(damaged, *places, record.covered) == expected
+
+
+def test_no_window_reaches_behind_the_end_of_a_file(path):
+    with mmapdict.open(path, "x") as d:
+        d["a"] = 1
+        size = path.stat().st_size
+        assert len(d._file.window(0, size).view) >= size
+        with pytest.raises(ValueError, match="behind the end of the file"):
+            d._file.window(0, 1 << 30)

@@ -327,6 +327,7 @@ class Death(BaseException):
 
 CALLS = ("open", "write", "pwrite", "pwritev", "ftruncate", "posix_fallocate", "copy_file_range", "link", "unlink",
          "replace", "rename", "fchmod", "fsync", "fdatasync")
+TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 
 class Mortal:
@@ -344,7 +345,7 @@ class Mortal:
     def until(self, n, after):
         """Within the block, raise `Death` at the n-th of them, before or after it was done; and at all that follow."""
         with self._monkeypatch.context() as patch:
-            count, inside = itertools.count(), []
+            count, inside, nameless = itertools.count(), [], set()
 
             def counted(real, *arguments, **options):
                 if inside:
@@ -361,9 +362,15 @@ class Mortal:
                     if real is os.open:
                         os.close(result)
                     raise Death
+                if real is os.open and arguments[1] & TMPFILE == TMPFILE != 0:
+                    nameless.add(result)
                 return result
 
             class Os:
+                def close(self, fd):
+                    nameless.discard(fd)
+                    os.close(fd)
+
                 def __getattr__(self, name):
                     real = getattr(os, name)
                     return functools.partial(counted, real) if name in CALLS else real
@@ -373,7 +380,11 @@ class Mortal:
             for name in "store_byte", "store_cell":
                 real = getattr(store.File, name)
                 patch.setattr(store.File, name, lambda *arguments, real=real: counted(real, *arguments))
-            yield
+            try:
+                yield
+            finally:
+                for fd in nameless:         # the end of a process closes them; those of a `File` go with it
+                    os.close(fd)
 
     def deaths(self, before, act):
         """Call ``before()`` and ``act()``, and die at each of the things that `act` does.

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mmapdict
-from mmapdict import capture, demo
+from mmapdict import capture, demo, sources
 from mmapdict.camera import Camera, micrograph_camera
 from mmapdict.cli import main
 from mmapdict.sources import SourceError, arrange, open_envi, open_source, parse_envi_header
@@ -190,6 +190,22 @@ def test_envi_data_that_are_too_short_are_refused(tmp_path):
         open_envi(header)
 
 
+@pytest.mark.parametrize("line", ["lines = 0", "bands = -4", "header offset = -1"])
+def test_envi_sizes_that_no_picture_has_are_refused(tmp_path, line):
+    header = write_envi(tmp_path, cube_of(), "bip", extra=line + "\n")         # of two lines the last one counts
+    with pytest.raises(SourceError, match="must be positive"):
+        open_envi(header)
+
+
+@pytest.mark.parametrize("wavelengths, note", [
+    ("400, 500", "2 wavelengths for 4 bands: not used"), ("400, 500, 600, red", "not numbers: not used")])
+def test_envi_wavelengths_that_are_of_no_use_are_left_out_with_a_note(tmp_path, wavelengths, note):
+    header = write_envi(tmp_path, cube_of(), "bip", extra=f"byte order = 0\nwavelength = {{{wavelengths}}}\n")
+    source = open_envi(header)
+    assert source.wavelengths is None and note in source.notes[0]
+    np.testing.assert_array_equal(source.frame(0), cube_of())
+
+
 def test_envi_header_fields():
     assert parse_envi_header("ENVI\nA  b = 1\n;c = 2\nnothing\nx = {1,\n2}\n") == {"a b": "1", "x": "1,\n2"}
 
@@ -205,6 +221,28 @@ def test_mat_files(tmp_path):
     (tmp_path / "c.mat").write_bytes(b"nonsense" * 40)
     with pytest.raises(SourceError):
         open_source(tmp_path / "c.mat")
+
+
+def test_a_mat_file_that_is_hdf5_is_refused_with_a_way_out(tmp_path):
+    pytest.importorskip("scipy.io")
+    # The text, and where it ends the version 2.0 and the byte order, are all that MATLAB puts before the HDF5.
+    (tmp_path / "a.mat").write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(512))
+    with pytest.raises(SourceError, match="a MATLAB 7.3 file is HDF5; save it with -v7"):
+        open_source(tmp_path / "a.mat")
+
+
+def test_a_file_without_a_picture_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", wavelengths=np.arange(9.0), text=np.array([["a"]]))
+    with pytest.raises(SourceError, match="no array with 2, 3 or 4 axes"):
+        open_source(tmp_path / "a.npz")
+
+
+def test_a_source_that_is_not_there_or_is_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="a.npy: no such file"):
+        open_source(tmp_path / "a.npy")
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(SourceError, match="no images in this folder"):
+        open_source(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"byteorder": ">"}])
@@ -227,6 +265,19 @@ def test_a_folder_of_images_is_a_series(tmp_path):
     assert source.frame(2).max() == 2
     pillow.fromarray(np.zeros((4, 6), "u1")).save(tmp_path / "2.png")
     with pytest.raises(SourceError, match="2.png"):
+        source.frame(2)
+
+
+@pytest.mark.parametrize("other", [np.zeros((4, 6, 1), "u1"), np.zeros((4, 5, 1), "u2"), np.zeros((4, 5, 3), "u1")])
+def test_images_of_one_series_are_of_one_kind(tmp_path, monkeypatch, other):
+    # Their pixels are given here: nothing that reads images needs to be installed.
+    pixels = {"0.png": np.zeros((4, 5, 1), "u1"), "1.png": np.ones((4, 5, 1), "u1"), "2.png": other}
+    monkeypatch.setattr(sources, "_read_image", lambda path: pixels[path.name])
+    for name in pixels:
+        (tmp_path / name).touch()
+    source = open_source(tmp_path)
+    assert (source.shape, source.steps, source.frame(1).max()) == ((4, 5, 1), 3, 1)
+    with pytest.raises(SourceError, match=r"2\.png is a .*, but 0\.png is a grey image \(4 x 5 uint8\)"):
         source.frame(2)
 
 
@@ -445,6 +496,46 @@ def test_a_wrong_checksum_is_found(tmp_path, monkeypatch):
     code, text = run_demo(tmp_path / "o", "--source", source, "--rate", "0", "--frames", "1")
     assert code == 1
     assert "FAILED: plain pickle.load" in text and "0 of 1 scans" in text
+
+
+def test_ctrl_c_outside_the_capture_is_exit_130(tmp_path, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo._Demo, "run", interrupted)
+    out, source = tmp_path / "out", save(tmp_path / "a.npy", cube_of())
+    code, text = run_demo(out, "--source", source)
+    assert code == 130 and text.endswith("interrupted\n")
+    mmapdict.open(out, "x").close()
+    code, text = run_demo(out, "--source", source, "--force")
+    assert code == 130 and text.endswith(f"interrupted; {out} is whole\n")
+
+
+def test_a_frame_that_cannot_be_read_ends_the_capture_and_keeps_the_rest(tmp_path, monkeypatch):
+    whole = arrange(np.ones((3, 4, 5, 1), "u1"), "tyxl", "it")
+    frames = whole.frame
+
+    def frame(step):
+        if step:
+            raise SourceError("the disk is gone")
+        return frames(step)
+
+    whole.frame = frame
+    monkeypatch.setattr(demo, "open_source", lambda *arguments: whole)
+    code, text = run_demo(tmp_path / "out", "--source", "camera", "--rate", "0")
+    assert code == 1
+    assert "FAILED: the capture ended early: the disk is gone (all until then is kept)" in text
+    with open(tmp_path / "out", "rb") as file:
+        d = pickle.load(file)
+    assert d["scan", 0].all() and d["scan", 0, "meta"]["complete"]
+
+
+def test_a_file_larger_than_half_of_the_memory_is_not_loaded_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_memory_bytes", lambda: 1000)
+    source = save(tmp_path / "a.npy", cube_of())
+    code, text = run_demo(tmp_path / "out", "--source", source, "--rate", "0", "--frames", "1")
+    assert code == 0
+    assert "left out: a plain pickle.load reads all" in text and "(1 kB)" in text
 
 
 class Ending:

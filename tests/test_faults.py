@@ -16,6 +16,8 @@ import pytest
 
 import faults
 import mmapdict
+import systems
+from children import in_fork
 from mmapdict import birth, store
 from operations import ARRAY, MASKED, SHARED, SINGLE, assign, content, create, delete, prepare, put
 
@@ -306,7 +308,7 @@ def test_every_map_fails(windows, tmp_path, monkeypatch):
         if count[0] == failing[0]:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return mmap.mmap(*arguments, **options)
-    monkeypatch.setattr(store, "mmap", Proxy(mmap, mmap=make_map))
+    monkeypatch.setattr(store, "mmap", systems.Proxy(mmap, mmap=make_map))
     for n in range(1, 60):
         failing[0] = None
         prepare(path, OLD)
@@ -514,81 +516,6 @@ def test_a_full_disk_is_an_oserror_and_changes_nothing(name, small_disk):
         assert content(plain(path)) == content({**OLD, "small": 1, "hole": np.full(1000, 7, "u1")})
 
 
-def test_small_items_until_the_disk_is_full(small_disk):
-    """With not a block left, the state is always whole; with some room again, it goes on."""
-    path, ballast = small_disk / "file", small_disk / "ballast"
-    ballast.write_bytes(bytes(DISK // 2))
-    prepare(path, OLD)
-    expected = dict(OLD)
-    with mmapdict.open(path) as d:
-        for i in range(DISK):
-            value = bytes(20000) if i % 3 else np.full(3000, i)
-            try:
-                d[i] = value
-            except OSError as exc:
-                assert exc.errno == errno.ENOSPC
-                break
-            expected[i] = value
-        while True:                 # fill the very last block
-            try:
-                d[-i] = i
-            except OSError as exc:
-                assert exc.errno == errno.ENOSPC
-                break
-            expected[-i] = i
-            i += 1
-        fill_up(small_disk)
-        assert len(expected) > 100
-        assert content(plain(path)) == content(d) == content(expected)
-        for operation in (lambda: d.__setitem__("b", ARRAY + 1), lambda: d.create("hole", 10000, "u1")):
-            with pytest.raises(OSError):
-                operation()
-        # Deleting needs no room.
-        del d["a"], expected["a"]
-        assert d.pop(5) is not None
-        del expected[5]
-        assert content(plain(path)) == content(d) == content(expected)
-        faults.check_header(path.read_bytes())
-        ballast.unlink()
-        d["b"] = expected["b"] = ARRAY + 1
-        d.clear()
-        d["z"] = 1
-        assert plain(path) == dict(d) == {"z": 1}
-
-
-def fill_up(folder):
-    with open(folder / "rest", "ab", buffering=0) as f:
-        for size in (65536, 1):
-            try:
-                while True:
-                    f.write(bytes(size))
-            except OSError:
-                pass
-
-
-@pytest.mark.parametrize("mask", [False, True])
-def test_a_hole_is_filled_although_the_disk_is_full_by_then(mask, small_disk):
-    """In a process of its own: a page without a block would end it by SIGBUS."""
-    code = """
-import sys, numpy as np, mmapdict
-sys.path.insert(0, sys.argv[3])
-from test_faults import fill_up
-import pathlib
-with mmapdict.open(sys.argv[1]) as d:
-    d["a"] = 1
-    hole = d.create("hole", (1000, 1000), "u1", mask=bool(int(sys.argv[2])))
-    fill_up(pathlib.Path(sys.argv[1]).parent)
-    hole[:] = 7
-    if int(sys.argv[2]):
-        hole[::2] = np.ma.masked
-        assert np.ma.count_masked(d["hole"]) == 500000
-    assert int(d["hole"].sum()) == 7000000 // (1 + int(sys.argv[2]))
-    del d["a"]
-"""
-    run(code, small_disk / "file", str(int(mask)), os.path.dirname(__file__))
-    assert list(plain(small_disk / "file")) == ["hole"]
-
-
 def test_a_sparse_hole_takes_no_room(tmp_path):
     with mmapdict.open(tmp_path / "file") as d:
         hole = d.create("sparse", 1 << 24, "u1", sparse=True)
@@ -612,59 +539,43 @@ def test_a_hole_has_its_blocks(dtype, tmp_path):
 @pytest.mark.parametrize("name", TOO_BIG)
 def test_a_limit_of_the_file_size_is_an_oserror_and_changes_nothing(name, tmp_path):
     """RLIMIT_FSIZE, in a process of its own: every call that would make the file longer fails."""
-    code = """
-import resource, sys, mmapdict
-sys.path.insert(0, sys.argv[2])
-from test_faults import DISK, OLD, TOO_BIG, check_full, content, plain
-resource.setrlimit(resource.RLIMIT_FSIZE, (DISK // 2, DISK // 2))
-with mmapdict.open(sys.argv[1]) as d:
-    check_full(d, TOO_BIG[sys.argv[3]], content(OLD))
-    d["small"] = 1
-    assert content(plain(sys.argv[1])) == content(d) == content({**OLD, "small": 1})
-"""
-    prepare(tmp_path / "file", OLD)
-    run(code, tmp_path / "file", os.path.dirname(__file__), name)
+    path = tmp_path / "file"
+    prepare(path, OLD)
+
+    def child():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (DISK // 2, DISK // 2))
+        with mmapdict.open(path) as d:
+            check_full(d, TOO_BIG[name], content(OLD))
+            d["small"] = 1
+            assert content(plain(path)) == content(d) == content({**OLD, "small": 1})
+
+    in_fork(child)
 
 
 def test_small_items_up_to_a_limit_of_the_file_size(tmp_path):
-    code = """
-import errno, resource, sys, mmapdict
-sys.path.insert(0, sys.argv[2])
-from test_faults import check_consistent, content
-import faults
-resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-with mmapdict.open(sys.argv[1]) as d:
-    model = {}
-    for i in range(100000):
-        try:
-            d[i] = "x" * (3000 if i < 30 else 1)
-        except OSError as exc:
-            assert exc.errno == errno.EFBIG
-            break
-        model[i] = d[i]
-    assert i > 100
-    check_consistent(d, [content(model)])
-    del d[3], model[3]
-    check_consistent(d, [content(model)])
-with open(sys.argv[1], "rb") as f:
-    faults.check_header(f.read())
-resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
-"""
-    run(code, tmp_path / "file", os.path.dirname(__file__))
+    path = tmp_path / "file"
+
+    def child():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        with mmapdict.open(path) as d:
+            model = {}
+            for i in range(100000):
+                try:
+                    d[i] = "x" * (3000 if i < 30 else 1)
+                except OSError as exc:
+                    assert exc.errno == errno.EFBIG
+                    break
+                model[i] = d[i]
+            assert i > 100
+            check_consistent(d, [content(model)])
+            del d[3], model[3]
+            check_consistent(d, [content(model)])
+        faults.check_header(path.read_bytes())
+
+    in_fork(child)
 
 
 # -- the ways of other systems ------------------------------------------------------------------------------------
-
-class Proxy:
-    """A module with some of its attributes replaced."""
-
-    def __init__(self, module, **replaced):
-        self.__dict__.update(replaced)
-        self._module = module
-
-    def __getattr__(self, name):
-        return getattr(self._module, name)
-
 
 class Counted:
     """A function that knows whether it was called."""
@@ -677,126 +588,46 @@ class Counted:
         return self.function(*arguments, **options)
 
 
-def refuse(error):
-    def call(*arguments, **options):
-        raise OSError(error, os.strerror(error))
-    return Counted(call)
-
-
-def missing(*names):
-    def switch(monkeypatch):
-        for name in names:
-            monkeypatch.setattr(store, name, False)
-            monkeypatch.setattr(birth, name, False, raising=False)
-        return []
-    return switch
-
-
-def no_fallocate(error):
-    def switch(monkeypatch):
-        call = refuse(error)
-        monkeypatch.setattr(os, "posix_fallocate", call)
-        return [call]
-    return switch
-
-
-def no_links(monkeypatch):
-    call = refuse(errno.EPERM)
-    monkeypatch.setattr(os, "link", call)
-    return [call]
-
-
-def short_writes(n):
-    """The system writes at most `n` bytes at a time."""
-    def switch(monkeypatch):
-        pwrite, write = os.pwrite, os.write
-        calls = [Counted(lambda fd, buffers, at: pwrite(fd, faults.joined(buffers)[:n], at)),
-                 Counted(lambda fd, data, at: pwrite(fd, bytes(data)[:n], at)),
-                 Counted(lambda fd, data: write(fd, bytes(data)[:n]))]
-        for name, call in zip(("pwritev", "pwrite", "write"), calls):
-            monkeypatch.setattr(os, name, call)
-        return calls
-    return switch
-
-
-def interrupted_fallocate(monkeypatch):
-    real, count = os.posix_fallocate, [0]
-
-    def call(*arguments):
-        count[0] += 1
-        if count[0] % 3:
-            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
-        return real(*arguments)
-    counted = Counted(call)
-    monkeypatch.setattr(os, "posix_fallocate", counted)
-    return [counted]
-
-
-def not_in_place(monkeypatch):
-    call = Counted(lambda device: False)
-    monkeypatch.setattr(store, "_stores_in_place", call)
-    return [call]
-
-
-def other_byte_order(monkeypatch):
-    call = Counted(store._OtherOrderCells)
-    monkeypatch.setattr(store, "_OtherOrderCells", call)
-    monkeypatch.setattr(store, "sys", Proxy(sys, byteorder="big"))
-    return [call]
-
-
-def small_groups(monkeypatch):
-    for name, value in {"GATHER_MAX": 2, "WRITE_MAX": 4096, "GROUP_MAX": 1024, "ZERO_STEP": 1000}.items():
-        assert isinstance(getattr(store, name), int)
-        monkeypatch.setattr(store, name, value)
-    return []
-
-
-def few_windows(monkeypatch):
-    monkeypatch.setattr(store, "WINDOWS_MAX", 1)
-    monkeypatch.setattr(store, "AHEAD_LEAST", 0)
-    return []
-
-
-def windows_locks(monkeypatch):
+def late_locks(change):
     """Locks of single bytes, each of which is refused once before it is given."""
-    held, refused = set(), set()
+    systems.SWITCHES["locks of bytes"](change)
+    module, refused = store.msvcrt, set()
 
     def locking(descriptor, mode, n):
-        assert n == 1 and os.lseek(descriptor, 0, os.SEEK_CUR) == store.LOCK_BYTE
         identity = os.fstat(descriptor).st_ino
-        if mode == fake.LK_UNLCK:
-            held.remove(identity)
+        if mode == module.LK_UNLCK:
             refused.discard(identity)
-        elif identity in held or identity not in refused:
+        elif identity not in refused:
             refused.add(identity)
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        else:
-            held.add(identity)
-    call = Counted(locking)
-    fake = types.SimpleNamespace(LK_NBLCK=2, LK_UNLCK=0, locking=call)
-    monkeypatch.setattr(store, "LOCK_BYTE", 1 << 40)        # Linux's file systems end before Windows'
-    monkeypatch.setattr(store, "fcntl", None)
-    monkeypatch.setattr(store, "msvcrt", fake, raising=False)
-    return [call]
+        module.locking(descriptor, mode, n)
+    change(store, "msvcrt", systems.Proxy(module, locking=Counted(locking)))
 
 
-SWITCHES = {
-    "no pwritev": missing("HAVE_PWRITEV"), "no pwrite": missing("HAVE_PWRITEV", "HAVE_PWRITE"),
-    "no fallocate": missing("HAVE_FALLOCATE"), "fallocate not supported": no_fallocate(errno.EOPNOTSUPP),
-    "fallocate refused": no_fallocate(errno.EINVAL), "fallocate interrupted": interrupted_fallocate,
-    "no nameless files": missing("HAVE_TMPFILE"), "no links": no_links, "not in place": not_in_place,
-    "other byte order": other_byte_order, "short writes": short_writes(1000),
-    "small groups": small_groups, "few windows": few_windows, "locks of bytes": windows_locks,
-}
+LESS = {name: systems.SWITCHES[name] for name in (
+    "no pwritev", "no pwrite", "no fallocate", "fallocate not supported", "fallocate refused", "fallocate interrupted",
+    "no nameless files", "no links (FAT)", "another byte order", "short writes", "small groups", "few maps")}
+LESS["late locks of bytes"] = late_locks
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("name", LESS)
 def test_the_same_comes_back_where_the_system_offers_less(name, in_place, tmp_path, monkeypatch):
+    """What takes a call's place is called, too."""
+    calls = []
+
+    def change(module, attribute, value):
+        if isinstance(value, types.FunctionType):
+            value = Counted(value)
+        if isinstance(value, Counted):
+            calls.append(value)
+        monkeypatch.setattr(module, attribute, value, raising=False)
+
     if not in_place:
-        not_in_place(monkeypatch)
-    calls = SWITCHES[name](monkeypatch)
+        systems.SWITCHES["blocks that move"](change)
+    if name == "another byte order":
+        change(store, "_OtherOrderCells", Counted(store._OtherOrderCells))
+    LESS[name](change)
     path = tmp_path / "file"
     for mode in ("x", "w", "r+", "a"):
         with mmapdict.open(path, mode) as d:
@@ -830,7 +661,7 @@ def test_the_same_comes_back_where_the_system_offers_less(name, in_place, tmp_pa
 
 @pytest.mark.parametrize("n", range(1, 40, 2))
 def test_writes_that_are_cut_short_anywhere_are_finished(n, tmp_path, monkeypatch):
-    short_writes(n)(monkeypatch)
+    systems.short_writes(n)(monkeypatch.setattr)
     prepare(tmp_path / "file", OLD)
     with mmapdict.open(tmp_path / "file") as d:
         d["more"] = np.arange(9, dtype=">i2")
@@ -844,7 +675,7 @@ def test_a_write_that_stores_nothing_is_an_error_and_no_endless_loop(tmp_path, m
     with mmapdict.open(tmp_path / "file") as d:
         d["a"] = 1
         with monkeypatch.context() as patch:
-            short_writes(0)(patch)
+            systems.short_writes(0)(patch.setattr)
             for value in (2, np.ones(1 << 16)):
                 with pytest.raises(OSError) as caught:
                     d["a"] = value

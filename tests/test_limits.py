@@ -351,6 +351,7 @@ def test_a_disk_filled_by_small_items_to_its_very_end(disk):
                 touch_all(d)
                 for key in ["a", (3000, 1), (3000, 2)]:
                     del d[key], model[key]
+                assert d.pop((3000, 4)) == model.pop((3000, 4))
                 check(d, model)
             for operation in (lambda: d.update(big=np.ones(MIB, "u1")), lambda: d.create("big", MIB, "u1"), d.sync):
                 try:
@@ -360,6 +361,11 @@ def test_a_disk_filled_by_small_items_to_its_very_end(disk):
             check(d, model)
             with mmapdict.open(disk.path, "r+") as other:
                 check(other, model)
+            disk.relieve()
+            del model["array"]
+            d["array"] = model["array"] = np.arange(3001)
+            check(d, model)
+            disk.leave(0)
         with mmapdict.open(disk.path, "r") as d:
             check(d, model)
             disk.relieve()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmapdict import format as fmt
 from mmapdict.errors import CorruptError
-from mmapdict.machine import ARGUMENT, SPARSE_MEMO, trace
+from mmapdict.machine import ARGUMENT_WIDTHS, SPARSE_MEMO, TEXT_STEP, trace
 from mmapdict.pickling import encode_pickled
 
 PROTOCOLS = range(6)
@@ -154,9 +154,9 @@ def test_what_an_unpickler_loads_is_followed_and_what_is_followed_imports_the_sa
 def test_arguments_have_the_lengths_of_pickletools():
     for op in pickletools.opcodes:
         if op.arg is None:
-            assert ARGUMENT[ord(op.code)] == 0
+            assert ARGUMENT_WIDTHS[ord(op.code)] == 0
         elif op.arg.n >= 0:
-            assert ARGUMENT[ord(op.code)] == op.arg.n
+            assert ARGUMENT_WIDTHS[ord(op.code)] == op.arg.n
 
 
 @pytest.mark.parametrize("ops, names", [
@@ -350,6 +350,19 @@ def test_texts_are_looked_at_if_asked_for(ops):
             trace(buf, texts=True)
         assert caught.value.offset == 3
     assert trace(b"](X\3\0\0\0\xed\xa0\x80\x8c\x03\xed\xa0\x80e", texts=True).stack == 1
+
+
+@pytest.mark.parametrize("tail", ["\ud800é", "é😀", "😀x", "\udfff\ud800"])
+@pytest.mark.parametrize("before", range(5))
+def test_a_character_may_lie_across_two_pieces_of_a_long_text(before, tail):
+    def ops(data):
+        return b"X" + len(data).to_bytes(4, "little") + data
+
+    data = b"a" * (TEXT_STEP - before) + (tail * 3).encode("utf-8", "surrogatepass")
+    assert trace(ops(data), texts=True).stack == 1
+    for bad in data[:TEXT_STEP - 1] + b"\xff" + data[TEXT_STEP:], data + b"\xc3", b"\x80" + data:
+        with pytest.raises(CorruptError, match="not UTF-8"):
+            trace(ops(bad), texts=True)
 
 
 @given(values)

@@ -165,7 +165,7 @@ class Traffic:
                 newest[key[1]] = max(newest[key[1]], key[2])
             elif key[0] == "hole":
                 n = key[2] % 255 + 1
-                assert value.shape == (WIDTH,) and value.dtype == "u1" and ((value == n) | (value == 0)).all(), key
+                assert value.shape == (WIDTH,) and value.dtype == "u1" and ((value == 0) | (value == n)).all(), key
                 # A load reads a hole's elements before the mark that says that they are set; a map shows them now.
                 filled = told[self.FILLED][key[1]] if type(value) is np.ndarray else found.get(("filled", key[1]), 0)
                 assert key[2] > filled or (value == n).all(), key
@@ -354,19 +354,24 @@ def test_threads_lose_no_update_in_batches(path, handles):
 def test_a_child_forked_inside_a_batch_is_not_in_it(path):
     with mmapdict.open(path, "a") as d:
         d["a"] = 1
+        looked = os.pipe()
 
         def child():
             assert d["a"] == 1 and list(d) == ["a"]
             with pytest.raises(BusyError), mmapdict.open(path, "a", timeout=0) as own:
                 own["b"] = 1                    # the parent has the lock
+            os.write(looked[1], b"1")
             d["child"] = 1                      # waits until the parent's batch is over
 
         with d.batch():
             d["a"], d["parent"] = 2, 2
             pid = fork(child)
+            os.close(looked[1])
+            assert os.read(looked[0], 1)        # nothing, if the child died before
             time.sleep(0.05)                    # nothing tells that a process waits for a lock
             assert list(plain(path)) == ["a"]
         join(pid)
+        os.close(looked[0])
         assert same(d, a=2, parent=2, child=1) and same(plain(path), a=2, parent=2, child=1)
 
 

@@ -1,6 +1,7 @@
 """The mapping behaves as a dict does: each method beside a real dict, in every mode, and after `close`."""
 
 import copy
+import decimal
 import gc
 import os
 import pathlib
@@ -17,7 +18,7 @@ import pytest
 import judge
 import mmapdict
 from children import descriptors, in_fork
-from mmapdict import BusyError, ClosedError, CorruptError, FormatError, MmapDict, ReadOnlyError
+from mmapdict import BusyError, ClosedError, CorruptError, FormatError, MmapDict, ReadOnlyError, store, trust
 from mmapdict.dictviews import equal
 from judge import plain
 
@@ -1125,6 +1126,19 @@ def test_a_signal_handler_cannot_change_the_mapping_in_the_middle_of_a_change(d)
     check(d, {"a": 1, "b": [2]})
 
 
+def test_a_finalizer_cannot_change_the_mapping_in_the_middle_of_a_change(d, monkeypatch):
+    """As above, and where it is said: a function that is called inside stands for the collector's."""
+    def finalizer(file, *cell):
+        monkeypatch.undo()
+        with pytest.raises(BusyError, match="a signal handler or finalizer .* let it set a flag"):
+            d["finalizer"] = 1
+        file.store_cell(*cell)
+
+    monkeypatch.setattr(store.File, "store_cell", finalizer)
+    d["a"] = 1
+    check(d, {"a": 1})
+
+
 @pytest.mark.parametrize("then_raise", [False, True])
 def test_a_signal_handler_may_close_in_the_middle_of_a_change(path, then_raise):
     def handler(frame, event, argument):
@@ -1207,3 +1221,30 @@ def test_storing_the_array_of_a_copy_of_the_file(d, tmp_path):
     with mmapdict.open(copy, "r+") as other:
         other["x"] = d["x"]
         assert other["x"].tolist() == plain(copy)["x"].tolist() == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("path", ["", b""])
+def test_an_empty_path_is_no_file(path):
+    with pytest.raises(FileNotFoundError):
+        mmapdict.open(path)
+
+
+@pytest.mark.parametrize("mask", [None, 1, np.True_, np.zeros(3, bool)])
+def test_the_mask_of_a_hole_is_true_or_false(path, mask):
+    with mmapdict.open(path) as d:
+        with pytest.raises(TypeError, match="mask is True or False"):
+            d.create("a", 3, "u1", mask=mask)
+        assert len(d) == 0
+
+
+def test_a_value_whose_module_is_not_installed_is_named_and_stays(path, monkeypatch):
+    value = decimal.Decimal("1.5")
+    with mmapdict.open(path) as d:
+        d["price"], d["other"] = value, 1
+        monkeypatch.setattr(trust, "_found", {})            # nothing of it was read before
+        monkeypatch.setitem(sys.modules, "decimal", None)
+        with pytest.raises(ModuleNotFoundError, match="'price' needs the module decimal, which is not installed here"):
+            d["price"]
+        assert d["other"] == 1
+        monkeypatch.undo()
+        assert d["price"] == value

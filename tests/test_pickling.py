@@ -394,3 +394,9 @@ def test_a_memo_index_that_asks_for_gigabytes_is_refused():
         pickling.decode_pickled(b"](]r\x40\0\0\0]r\0\0\0\x7fe")
     alone = pickling.decode_pickled(b"(]r\0\0\0\x7fj\0\0\0\x7ft")          # numbered anew
     assert alone == ([], []) and alone[0] is alone[1]
+
+
+@pytest.mark.parametrize("ops", [b"I5\n", b"]V1\n", b"P1\n"])
+def test_memo_indices_of_opcodes_that_end_with_their_line_are_not_guessed(ops):
+    with pytest.raises(CorruptError, match="an opcode of an old protocol"):
+        pickling.indices_put(ops)

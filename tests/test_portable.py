@@ -423,28 +423,28 @@ def walk_through(folder, steps):
         faults.check_header(f.read())
 
 
-def walk_at_random(examples):
+def walk_at_random(examples, below):
     """Walk through random steps, a number of times."""
     @hypothesis.settings(max_examples=examples, derandomize=True, database=None)
     @hypothesis.given(st.lists(STEPS, max_size=30))
     def run(steps):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=below) as folder:
             walk_through(folder, steps)
 
     run()
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "pages of 64 KiB", "blocks smaller than pages", "no links (FAT)"])
-def test_random_operations_beside_a_dict(name, monkeypatch):
+def test_random_operations_beside_a_dict(name, tmp_path, monkeypatch):
     systems.apply(monkeypatch, name)
-    walk_at_random(20)
+    walk_at_random(20, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", systems.SWITCHES)
-def test_many_random_operations_beside_a_dict(name, monkeypatch):
+def test_many_random_operations_beside_a_dict(name, tmp_path, monkeypatch):
     systems.apply(monkeypatch, name)
-    walk_at_random(slow_examples(300))
+    walk_at_random(slow_examples(300), tmp_path)
 
 
 # -- errors that mean no lack of something: they come through, with the path, and nothing has happened --------------

@@ -3,7 +3,9 @@
 Writers that are killed are in test_kill.py, all kinds of them at once in test_many.py.
 """
 
+import contextlib
 import fcntl
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -19,7 +21,8 @@ import pytest
 
 import mmapdict
 from children import WITHOUT_MMAPDICT, Child, descriptors, fork, in_fork, join, run, wait_until
-from mmapdict import Change, ClosedError, FormatError
+from mmapdict import Change, ClosedError, FormatError, store
+from mmapdict import format as fmt
 from judge import plain
 
 # These tests are about many processes, most of them forked from the test's own.
@@ -855,3 +858,47 @@ time.sleep(100)
             d["a"] = 1
         assert plain(path) == {"a": 1}
         os.kill(orphan, signal.SIGKILL)
+
+
+# --- another program ------------------------------------------------------------------------------------------------
+
+@pytest.mark.leaves_damaged_file
+def test_a_file_that_was_turned_into_another_version_is_not_written(path):
+    with mmapdict.open(path, "x") as d:
+        d["a"] = 1
+        version = fmt.VERSION_OFFSET >> 3
+        d._file.cells[version] = fmt.VERSION + 1                # by another program, under the lock
+        d._file.cells[fmt.COMMIT_OFFSET >> 3] += 2
+        before = path.read_bytes()
+        for change in (lambda: d.__setitem__("b", 2), lambda: d.__delitem__("a"), d.clear):
+            with pytest.raises(FormatError, match="was turned into format version 2 by another program"):
+                change()
+        assert path.read_bytes() == before
+        d._file.cells[version] = fmt.VERSION
+        d["b"] = 2
+        assert plain(path) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_memo_indices_that_are_used_up_are_an_error_and_nothing_happens(path, monkeypatch, batch):
+    shared = [[1]] * 2                                          # the second one is fetched from the memo
+    with mmapdict.open(path, "x") as d:
+        d["a"] = shared
+        monkeypatch.setattr(fmt, "MEMO_END", fmt.MEMO_START + 1)        # else it takes a file of 20 GB
+        with pytest.raises(OverflowError, match="no memo indices left; copy its items into a new file"):
+            with d.batch() if batch else contextlib.nullcontext():
+                d["b"] = shared
+        d["c"] = 3                                              # needs none
+        assert plain(path) == {"a": shared, "c": 3}
+
+
+# --- how it is waited -----------------------------------------------------------------------------------------------
+
+def test_waiting_does_not_end_by_itself(path, monkeypatch):
+    """Neither loop over the delays has another end than the change, or the timeout."""
+    assert all(0 < delay < 1 for delay in itertools.islice(store.poll_delays(), 10_000))
+    with mmapdict.open(path, "x") as d:
+        monkeypatch.setattr(store, "poll_delays", lambda: iter([0.0001] * 3))
+        assert d.wait(0) is False
+        with pytest.raises(AssertionError, match="the delays never end"):
+            d.wait()

@@ -7,6 +7,7 @@ imported, and a reader process agree with the dict in content and order.
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 
 import numpy as np
@@ -140,11 +141,12 @@ class Mapping(RuleBasedStateMachine):
     """Two writing handles and a reading one at one file, and two processes that look on."""
 
     loader = reader = None                      # shared by all runs: to start an interpreter takes long
+    below = None                                # the folder of the test
 
     def __init__(self):
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = pathlib.Path(self.folder.name) / "file"
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.below))
+        self.path = self.folder / "file"
         self.model = {}
         self.handles = [None, None]
         self.held = []                          # arrays that were handed out, and what is in them
@@ -164,7 +166,7 @@ class Mapping(RuleBasedStateMachine):
                                     judge.fingerprint_items(self.model), "every unpickler")
         self.check_held()
         self.held.clear()
-        self.folder.cleanup()
+        shutil.rmtree(self.folder)
 
     # -- helpers
 
@@ -463,7 +465,7 @@ class Mapping(RuleBasedStateMachine):
         self.check_plain()
         for name, found in zip(("plain process", "reader process"), others):
             judge.assert_same_items(found, expected, name)
-        assert os.listdir(self.folder.name) == ["file"]
+        assert os.listdir(self.folder) == ["file"]
 
     def check_held(self):
         for view, expected in self.held:
@@ -471,17 +473,17 @@ class Mapping(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def onlookers():
+def onlookers(tmp_path):
     """Start the two processes that look on."""
     with Child("", LOADER, prelude=WITHOUT_MMAPDICT) as loader, Child("", READER, prelude=WITH_MMAPDICT) as reader:
-        Mapping.loader, Mapping.reader = loader, reader
+        Mapping.loader, Mapping.reader, Mapping.below = loader, reader, tmp_path
         yield
-        Mapping.loader = Mapping.reader = None
+        Mapping.loader = Mapping.reader = Mapping.below = None
 
 
 def test_random_operations_beside_a_dict(onlookers):
     run_state_machine_as_test(Mapping, settings=settings(
-        max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True, database=None,
+        max_examples=12, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True, database=None,
         suppress_health_check=list(HealthCheck)))
 
 

@@ -17,7 +17,7 @@ import strategies
 from children import Child
 from mmapdict import format as fmt
 from mmapdict import literals
-from mmapdict.errors import FormatError
+from mmapdict.errors import CorruptError, FormatError
 from mmapdict.verify import Fault, Report, verify
 
 GOLDEN = sorted((pathlib.Path(__file__).parent / "data").glob("*/*.mmapdict"))
@@ -290,9 +290,10 @@ def test_a_header_that_is_older_than_the_records_is_no_fault_after_a_start_of_th
 # -- records --------------------------------------------------------------------------------------------------------
 
 @leaves_damaged_file
-def test_every_cut_is_found(made):
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_cut_is_found(step, made):
     data = made.read_bytes()
-    for size in range(3, len(data)):
+    for size in range(3, len(data), step):
         (fault, *more) = found(made, data[:size])
         assert fault.kind == "cut" or more and more[-1].kind == "cut", (size, fault)
         assert all(f.kind in ("cut", "record") for f in (fault, *more))
@@ -740,3 +741,32 @@ def test_the_text_of_a_report_is_short():
     assert len(lines) == 102 and all(len(line) < 200 for line in lines)
     assert "... and 900 more faults" in lines[-2] and "1,000 faults" in lines[-1]
     assert "a very large int" in str(Fault(1, "key", "x", 1 << 100_000))
+
+
+# -- the same files, opened -----------------------------------------------------------------------------------------
+
+@leaves_damaged_file
+@pytest.mark.parametrize("content, message", [
+    (b"K\x01q\x3f", "more than to push"), (fmt.DROP + b"K", "runs past"), (fmt.DROP + b"](et", "list"),
+    (fmt.DROP + b"K\x01NN\x87R", "does not end behind its key"),
+])
+def test_hidden_records_that_do_more_are_refused_at_their_place(made, content, message):
+    data = made.read_bytes()
+    made.write_bytes(with_record(data, [content], entry=False))
+    for mode in "r", "r+":
+        with pytest.raises(CorruptError, match=message) as caught:
+            mmapdict.open(made, mode)
+        assert caught.value.offset == faults.cell(data, faults.STOP) and "5 keys" in str(caught.value)
+
+
+@leaves_damaged_file
+def test_arrays_that_numpy_cannot_make_are_found_and_refused(made):
+    """No size of the shape is too large, and it needs no byte; numpy multiplies all sizes but the zero."""
+    sizes = b"".join(b"\x8a\x06" + n.to_bytes(6, "little") for n in (0, 1 << 40, 1 << 40))
+    ops = b"h\x01h\x03\x81(K\x01(" + sizes + b"th\x02\x8c\x03|u1\x85R\x89C\0tb"
+    (fault,) = found(made, with_value(made.read_bytes(), ops))
+    assert (fault.kind, fault.key) == ("value", "new") and "no such array" in fault.message
+    with mmapdict.open(made, "r") as d:
+        with pytest.raises(CorruptError, match="an array that numpy cannot make"):
+            d["new"]
+        assert d["a"].tolist() == list(range(6))
