@@ -202,7 +202,7 @@ class Index:
         old = self.offsets.pop(key, None)
         if old is not None:
             self._dropped += [(offset, by) for offset in (*self._shadowed.pop(key, ()), old)]
-            self._waiting.add(key)
+        self._waiting.add(key)          # what is dead already may not be so on the disk
 
     def _drop_all(self, by: int) -> None:
         older = chain(self.offsets.values(), chain.from_iterable(self._shadowed.values()))
@@ -567,11 +567,12 @@ class Index:
         if self.durable:
             file.sync()                                             # I15: the publish is on the disk before a kill
             # What another handle left to wait does so no longer.
-            waiting += (offset for offset, _ in self._superseded() if offset not in waiting)
-            self._kill_superseded(waiting, end)
+            others = [offset for offset, _ in self._superseded() if offset not in waiting]
+            self._kill_superseded(waiting + others, end)
             self._dropped.clear()
             self._judged = 0
-            self._waiting.clear()
+            # Their deaths wait for the next sync, which is the next durable commit's first.
+            self._waiting = {older[offset] for offset in waiting} | (self._waiting if others else set())
         else:
             self._dropped += [(offset, by) for offset in waiting]
             self._waiting.update(older[offset] for offset in waiting)
@@ -610,9 +611,8 @@ class Index:
         return int(self.file.cells[_DEAD]) + superseded + self._hidden_waste - seal
 
     def waits_for_disk(self) -> bool:
-        """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""
-        cells = self.file.cells
-        return not cells[_COMMIT] & 1 and any(True for _ in self._superseded())
+        """Whether there are records that do not count, and are not known to be dead on the disk (I14)."""
+        return not self.file.cells[_COMMIT] & 1 and (bool(self._waiting) or any(True for _ in self._superseded()))
 
     def _length(self, offset: int) -> int:
         """Return the length of the body of the record at `offset`."""
@@ -633,6 +633,8 @@ class Index:
             return
         file, cells = self.file, self.file.cells
         *older, _ = self._all_live(key, offset)
+        if key in self._waiting and self._remove_by_record(key, [*older, offset]):
+            return
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
         self._unseal()                                              # I16: before anything that it vouches for
@@ -647,6 +649,23 @@ class Index:
         self.forget(key)
         if self.durable:
             file.sync()                                             # I15
+
+    def _remove_by_record(self, key: Any, older: list[int]) -> bool:
+        """Remove a key of which a record waits for the disk: the last one must wait as well (I14).
+
+        Else its death could reach the disk, and that of an older one, or what took that out, not. False: there is no
+        room; but none waits any more.
+        """
+        try:
+            end = self._write_hidden(fmt.drop_parts(key_parts(key)))
+        except OSError:
+            self.file.sync()
+            self.settle(self.end)
+            return False
+        self._publish(end, 0, {offset: key for offset in older}, self.file.cells[_LIVE] - 1)
+        self._count -= 1
+        self.forget(key)
+        return True
 
     def clear(self) -> None:
         """Remove all keys in one step.
@@ -715,6 +734,8 @@ class Index:
         commit = file.cells[_COMMIT] + 1
         file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5
         self._counted_at, self._count = commit, len(self.offsets)
+        if older:
+            file.sync()                                             # I14: no key's older record is live on the disk
 
     # -- seals --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """What is on the disk stays there until its successor is: records that wait, and how they are seen."""
 
+import errno
 import io
+import os
 import pickle
 
 import pytest
@@ -95,6 +97,50 @@ def test_a_loader_that_has_run_a_value_that_waits_loses_it_when_the_key_is_delet
 
         found = pickle._Unpickler(Interrupted(path, d.entry("a").record, delete)).load()
     assert found == {"b": 0}
+
+
+def test_a_deletion_waits_as_well(path):
+    with mmapdict.open(path, "x") as d, mmapdict.open(path, "r") as r:
+        d["a"], d["b"] = 1, 2
+        d.sync()
+        d["a"] = 10
+        waiting = set(live_entries(path))
+        del d["a"]                      # else the death of the second could reach the disk, and that of the first not
+        assert set(live_entries(path)) == waiting and mmapdict.verify(path).faults == []
+        for mapping in d, r, pickle.loads(path.read_bytes()):
+            assert dict(mapping) == {"b": 2}
+        assert "a" not in d and len(d) == len(r) == 1
+        d.sync()
+        assert len(live_entries(path)) == 1
+
+
+def test_a_deletion_needs_no_room_though_it_has_to_wait(path, monkeypatch):
+    with mmapdict.open(path, "x") as d:
+        d["a"], d["b"] = 1, 2
+        d.sync()
+        d["a"] = 10
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def fail(*args, **options):
+            raise full
+
+        monkeypatch.setattr(store.File, "write", fail)
+        del d["a"]
+        assert len(live_entries(path)) == 1
+        monkeypatch.undo()
+        assert dict(d) == pickle.loads(path.read_bytes()) == {"b": 2}
+
+
+def test_a_deletion_of_what_a_durable_handle_has_just_replaced_waits(path):
+    with mmapdict.open(path, "x", durable=True) as d, mmapdict.open(path, "r+") as other:
+        d["a"] = 1
+        d["a"] = 2
+        n = len(list(faults.records(path.read_bytes())))
+        del other["a"]                  # the death of the first may not be on the disk
+        assert len(list(faults.records(path.read_bytes()))) == n + 1 and len(live_entries(path)) == 1
+        d["b"] = 3                      # now it is, and that of the second too
+        assert len(live_entries(path)) == 1 and dict(other) == pickle.loads(path.read_bytes()) == {"b": 3}
+        assert mmapdict.verify(path).faults == []
 
 
 def test_a_deleted_key_does_not_come_back(path):
