@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help demo test test-slow coverage lint bench compat clean
+.PHONY: help demo test test-slow coverage lint bench bench-peers compat clean
 
 help:
 	@echo "make demo    capture a real time-lapse into one file while a second process watches"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    flake8 and mypy alone"
 	@echo "make compat  write files with one numpy, read them with another, for all pairs"
 	@echo "make bench   measure, against the floors in the same run"
+	@echo "make bench-peers  measure beside other libraries: an hour or two (BENCH_ARGS=--quick: some minutes)"
 	@echo "make clean   remove the virtual environments and caches"
 
 $(VENV)/bin/python:
@@ -36,6 +37,10 @@ $(VENV)/.installed-demo: setup.cfg pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-test: setup.cfg pyproject.toml | $(VENV)/bin/python
 	@$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.installed-bench: setup.cfg pyproject.toml | $(VENV)/bin/python
+	@$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
 demo: $(VENV)/.installed-demo
@@ -62,6 +67,10 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# BENCH_ARGS="--plots docs/benchmarks --markdown docs/benchmarks.md" writes the page of the documentation.
+bench-peers: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks peers $(BENCH_ARGS)
 
 compat: | $(VENV)/bin/python
 	$(BIN)/python tests/compat/run.py

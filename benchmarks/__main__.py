@@ -1,4 +1,7 @@
-"""Run the benchmarks: ``python -m benchmarks [names...] [--json FILE] [--n N] [--quick]``."""
+"""Run the benchmarks: ``python -m benchmarks [names...] [--json FILE] [--n N] [--quick]``.
+
+``python -m benchmarks peers [names...]`` runs mmapdict beside other libraries instead of beside its floors.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,30 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from .against import CONTESTS
+from .field import Field, Scale
 from .harness import Row, environment, table
+from .peers import FLOOR, OURS, PEERS, missing, version
+from .scoreboard import Line, Report, can_draw, draw, text, write_markdown
 from .workloads import WORKLOADS, Bench, Sizes
 
 
 def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
     """Run the workloads named in `argv` (default: all), print the table, write the JSON; `sizes` overrides theirs."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(WORKLOADS)}; default: all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write environment and figures to FILE")
+    if argv is None:
+        argv = sys.argv[1:]
+    if list(argv[:1]) == ["peers"]:
+        return against_peers(argv[1:])
+    parser = _parser("python -m benchmarks", WORKLOADS)
     parser.add_argument("--compare", type=Path, metavar="FILE", help="show the change against an earlier --json FILE")
     parser.add_argument("--n", type=int, help="most keys in a store (default: 100000; --quick: 10000)")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer: a look, not a result")
-    parser.add_argument("--seed", type=int, default=1, help="for order of keys and pauses (default: %(default)s)")
-    parser.add_argument(
-        "--dir",
-        type=Path,
-        metavar="FOLDER",
-        help="where the files go for the time of the run (default: temporary folder)",
-    )
     options = parser.parse_args(argv)
-    if unknown := set(options.names) - set(WORKLOADS):
-        parser.error(f"unknown workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    _check_names(parser, "workload", options.names, WORKLOADS)
     sizes = sizes or (Sizes.quick() if options.quick else Sizes())
     if options.n is not None:
         if options.n < 1000:
@@ -48,8 +50,91 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
     print(table(rows, before))
     if options.json:
         report = {"environment": facts, "results": [row.as_json() for row in rows]}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        _write_json(options.json, report)
     return 0
+
+
+def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
+    """Run the workloads named in `argv` with all peers that are installed; print and write what came out."""
+    parser = _parser("python -m benchmarks peers", CONTESTS)
+    parser.add_argument("--only", metavar="PEERS", help=f"of {','.join(PEERS)}; default: all that are installed")
+    parser.add_argument("--n", type=int, help="most keys in a store (default: 1000000; --quick: 10000)")
+    parser.add_argument("--seconds", type=float, help="most time for one figure of one peer (default: 20; --quick: 1)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw how costs grow, as SVG (needs matplotlib)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write everything as a page of Markdown")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="run nothing: take an earlier --json FILE")
+    options = parser.parse_args(argv)
+    _check_names(parser, "workload", options.names, CONTESTS)
+    only = options.only.split(",") if options.only else list(PEERS)
+    _check_names(parser, "peer", only, PEERS)
+    if options.load:
+        report = Report.from_json(json.loads(options.load.read_text()))
+    else:
+        scale = scale or (Scale.quick() if options.quick else Scale())
+        if options.n is not None:
+            if options.n < 100:
+                parser.error("--n must be at least 100")
+            scale = scale.up_to(options.n)
+        if options.seconds is not None:
+            scale = replace(scale, cell_s=options.seconds)
+        report = _meet(options, scale, {OURS, FLOOR, *only})
+    plots = []
+    if options.plots and can_draw():
+        plots = draw(report, options.plots)
+    elif options.plots:
+        print("no plots: matplotlib is not installed", file=sys.stderr)
+    if options.json:
+        _write_json(options.json, report.as_json())
+    if options.markdown:
+        write_markdown(options.markdown, report, plots)
+    print(text(report))
+    return 0
+
+
+def _meet(options: argparse.Namespace, scale: Scale, wanted: set[str]) -> Report:
+    """Run the workloads with those of the `wanted` peers that are installed."""
+    skipped = [name for name in PEERS if name in wanted and missing(name)]
+    names = [name for name in PEERS if name in wanted and name not in skipped]
+    if skipped:
+        print(f"skipped, not installed: {', '.join(skipped)}", file=sys.stderr)
+    versions = {name: version(name) for name in names}
+    with tempfile.TemporaryDirectory(prefix="mmapdict-benchmarks-", dir=options.dir) as folder:
+        field = Field(scale, Path(folder), options.seed, names)
+        facts, lines = environment(field.folder, options.seed), list[Line]()
+        for workload in [name for name in CONTESTS if name in options.names or not options.names]:
+            print(f"{workload} ...", file=sys.stderr, flush=True)
+            lines += CONTESTS[workload](field)
+            report = Report(facts, versions, skipped, lines)
+            if options.json:  # what an interrupted run found so far
+                _write_json(options.json, report.as_json())
+    return report
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _parser(program: str, names: Collection[str]) -> argparse.ArgumentParser:
+    """Return a parser of the options that all runs have."""
+    parser = argparse.ArgumentParser(
+        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write environment and figures to FILE")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: a look, not a result")
+    parser.add_argument("--seed", type=int, default=1, help="for order of keys and pauses (default: %(default)s)")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the files go for the time of the run (default: temporary folder)",
+    )
+    return parser
+
+
+def _check_names(parser: argparse.ArgumentParser, kind: str, names: Collection[str], known: Collection[str]) -> None:
+    if unknown := set(names) - set(known):
+        parser.error(f"unknown {kind} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
 
 
 def _figures(path: Path) -> Mapping[tuple[str, str], float]:

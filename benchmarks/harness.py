@@ -138,10 +138,10 @@ def compare(
     return Row(workload, case, unit, ours, least, Target(most) if most else None, scaled)
 
 
-def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, Samples]:
+def alternate(rounds: int, **sides: Callable[[], float | None]) -> dict[str, Samples]:
     """Run all sides in turn, `rounds` times after a warm-up, and return the seconds that each reported.
 
-    A single round has no warm-up.
+    A single round has no warm-up. None is not counted: a side says so that it gave up.
 
     A side times itself, so that it can prepare and clean up off the clock. The order is reversed in every second
     round. The objects made before are taken out of the garbage collector's sight, so that the tables of one
@@ -154,7 +154,7 @@ def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, Samples]:
         for number in range(rounds + (rounds > 1)):
             for name in list(sides)[:: -1 if number % 2 else 1]:
                 seconds = sides[name]()
-                if number or rounds == 1:
+                if seconds is not None and (number or rounds == 1):
                     taken[name].append(seconds)
     finally:
         gc.unfreeze()
@@ -307,23 +307,29 @@ def table(rows: Sequence[Row], before: Mapping[tuple[str, str], float] | None = 
     titles = [*_TITLES, "before"] if before is not None else list(_TITLES)
     lines = [titles, ["---"] * len(titles)]
     for row in rows:
-        cells = [f"{row.workload}: {row.case}", _amount(row.ours, row.unit)]
-        cells.append("" if row.floor is None else _amount(row.floor, row.unit))
+        cells = [f"{row.workload}: {row.case}", amount(row.ours, row.unit)]
+        cells.append("" if row.floor is None else amount(row.floor, row.unit))
         cells.append("" if row.ratio is None else f"{row.ratio:.2f}x")
         cells.append(_goal(row))
         cells.append({None: "", True: "yes", False: "NO"}[row.met])
         if before is not None:
             earlier = before.get((row.workload, row.case))
-            cells.append(f"{_amount(earlier, row.unit)} ({row.ours / earlier - 1:+.0%})" if earlier else "")
+            cells.append(f"{amount(earlier, row.unit)} ({row.ours / earlier - 1:+.0%})" if earlier else "")
         lines.append(cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    return grid(lines)
+
+
+def grid(lines: list[list[str]]) -> str:
+    """Return cells as a Markdown table; the second of `lines` is the rule under the titles."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     lines[1] = ["-" * width for width in widths]
     return "\n".join("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines)
 
 
-def _amount(value: float, unit: str) -> str:
+def amount(value: float, unit: str) -> str:
+    """Return a figure as text, with about three digits."""
     digits = 0 if value >= 1000 or value == int(value) else 1 if value >= 100 else 2 if value >= 1 else 3
-    return f"{value:,.{digits}f} {unit}"
+    return f"{value:,.{digits}f} {unit}".rstrip()
 
 
 def _goal(row: Row) -> str:
@@ -331,4 +337,4 @@ def _goal(row: Row) -> str:
         return ""
     if row.target.of == "ratio":
         return f"<= {row.target.most:.2f}x"
-    return f"<= {_amount(row.target.most, row.unit)}"
+    return f"<= {amount(row.target.most, row.unit)}"

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 
 pytest.importorskip("resource", reason="the benchmarks measure against flock and /proc")
 
-from benchmarks.__main__ import main  # noqa: E402
+from benchmarks import against, field  # noqa: E402
+from benchmarks.__main__ import against_peers, main  # noqa: E402
+from benchmarks.against import CASES, CONTESTS, nested, plain_of  # noqa: E402
+from benchmarks.field import Scale, race, small_array, small_key  # noqa: E402
 from benchmarks.harness import Row, Samples, Target, alternate, compare, run_child, table  # noqa: E402
+from benchmarks.peers import PEERS, Peer, Unable, missing, size_of  # noqa: E402
+from benchmarks.scoreboard import Cell, Line, Report, cells, draw, write_markdown  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Sizes  # noqa: E402
 
 
@@ -72,3 +80,173 @@ def test_sides_take_turns_and_the_warm_up_is_not_counted() -> None:
 def test_a_child_that_fails_is_reported() -> None:
     with pytest.raises(RuntimeError, match="ended with code 1 and no result"):
         run_child(table, 3)
+
+
+# -- Beside other libraries --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[name for name in PEERS])
+def peer(request: pytest.FixtureRequest) -> type[Peer]:
+    if missing(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    return PEERS[request.param]
+
+
+def test_a_peer_stores_arrays_and_reads_them_back(peer: type[Peer], tmp_path: Path) -> None:
+    arrays = {small_key(number): small_array(number) for number in range(6)}
+    store = peer(tmp_path, "w")
+    store.fill({key: arrays[key] for key in list(arrays)[:4]})
+    for key in list(arrays)[4:]:
+        store.put(key, arrays[key])
+    store.close()
+    store = peer(tmp_path, "a")
+    store.delete(small_key(1))
+    assert sum(1 for _ in store.prune([small_key(2), small_key(5)])) in (1, 2)
+    try:
+        store.compact()
+    except Unable as exc:
+        assert str(exc)
+    store.close()
+    assert size_of(tmp_path) >= 3 * 80
+    store = peer(tmp_path, "r")
+    left = [small_key(number) for number in (0, 3, 4)]
+    assert sorted(store.keys()) == left
+    for found in (store.read_all(), store.load_all(), {key: store.get(key) for key in left}):
+        assert sorted(found) == left
+        for key, array in found.items():
+            assert array.dtype == arrays[key].dtype and array.tolist() == arrays[key].tolist()
+    assert store.find(small_key(1), 0.0) is None
+    with pytest.raises(KeyError):
+        store.get(small_key(2))
+    del found, array  # lmdb's are views of its transaction
+    store.close()
+
+
+def test_a_peer_keeps_other_values_and_other_arrays(peer: type[Peer], tmp_path: Path) -> None:
+    values = {"nested": nested(3), "list": [1, "two", None], "image": numpy.arange(12, dtype="f4").reshape(3, 4)}
+    store = peer(tmp_path, "w", known=False)
+    store.fill(values)
+    store.close()
+    store = peer(tmp_path, "r", known=False)
+    for found in (store.read_all(), store.load_all()):
+        assert plain_of(found) == plain_of(values)
+    store.close()
+
+
+def test_a_masked_array_comes_back_or_is_refused(peer: type[Peer], tmp_path: Path) -> None:
+    values = CASES["masked array"](0, 0, 1024)
+    store = peer(tmp_path, "w", known=False)
+    try:
+        store.fill(values)
+    except Unable as exc:
+        assert str(exc) == "keeps no mask"
+        store.close()
+        return
+    store.close()
+    store = peer(tmp_path, "r", known=False)
+    assert plain_of(store.load_all()) == plain_of(values)
+    store.close()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the functions of child processes in this one: dozens of interpreters would take too long."""
+    for module in (against, field):
+        monkeypatch.setattr(module, "run_child", lambda function, *args: function(*args))
+
+
+def test_all_contests_give_lines_json_and_a_page(
+    here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, page = tmp_path / "report.json", tmp_path / "docs" / "page.md"
+    names = [name for name in CONTESTS if name != "follow"]
+    arguments = ["--only", "npy,npz,sqlite3", "--json", str(report), "--markdown", str(page), "--dir", str(tmp_path)]
+    assert against_peers([*names, *arguments], Scale.tiny()) == 0
+    printed = capsys.readouterr().out
+    content = json.loads(report.read_text())
+    assert list(content["peers"]) == ["mmapdict", "npy", "npz", "sqlite3", "pickle"]
+    titles = [(row["table"], row["case"]) for row in content["results"]]
+    assert len(set(titles)) == len(titles)
+    for row in content["results"]:
+        assert row["table"][1:] in printed and row["case"] in printed
+        assert row["cells"]["mmapdict"]["value"] is not None
+        best = min(cell["value"] for name, cell in row["cells"].items() if name != "pickle" and not cell["reason"])
+        assert all(row["cells"][name]["value"] == best for name in row["winners"]) and row["winners"]
+        for cell in row["cells"].values():
+            assert (cell["value"] is None) == bool(cell["reason"])
+            assert not cell["reason"].startswith("failed")
+    assert "keeps no mask" in printed
+    assert page.read_text().endswith(printed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs", "report.json"]
+    assert against_peers(["--load", str(report)]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_a_reader_follows_a_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert against_peers(["follow", "--only", "sqlite3,shelve", "--dir", str(tmp_path)], Scale.tiny()) == 0
+    printed = capsys.readouterr().out
+    assert "failed" not in printed and "no (1)" in printed
+    assert PEERS["shelve"].follows in printed
+
+
+def test_a_peer_that_is_not_installed_is_skipped_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PEERS["zarr"], "module", "no_such_module_as_this")
+    report = tmp_path / "report.json"
+    assert against_peers(["put", "--only", "npy,zarr", "--json", str(report)], Scale.tiny()) == 0
+    printed = capsys.readouterr()
+    assert "not installed: zarr" in printed.out and "not installed: zarr" in printed.err
+    content = json.loads(report.read_text())
+    assert content["skipped"] == ["zarr"] and "zarr" not in content["peers"]
+
+
+def test_a_peer_that_takes_too_long_is_stopped_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(field, "CHUNK", 1)
+
+    def slow(self: Peer, items: dict[str, object]) -> None:
+        time.sleep(0.02)
+
+    monkeypatch.setattr(PEERS["npy"], "fill", slow)
+    scale = replace(Scale.tiny(), fill_s=0.05)
+    assert against_peers(["first", "--only", "npy"], scale) == 0
+    printed = capsys.readouterr().out
+    assert "stopped (1)" in printed and "of 8 keys" in printed
+
+
+def test_what_a_peer_cannot_do_is_a_reason_and_our_failure_is_an_error() -> None:
+    def fail() -> float:
+        raise OSError("broken")
+
+    def refuse() -> float:
+        raise Unable("never")
+
+    reasons: dict[str, str] = {}
+    samples = race(1, 1.0, {"mmapdict": lambda: 2.0, "npz": fail, "zarr": refuse, "lmdb": lambda: 1.0}, reasons)
+    found = cells(samples, reasons, "s")
+    assert [(name, cell.value, cell.reason) for name, cell in found.items()] == [
+        ("mmapdict", 2.0, ""),
+        ("npz", None, "failed: OSError: broken"),
+        ("zarr", None, "never"),
+        ("lmdb", 1.0, ""),
+    ]
+    line = Line("t", "c", "s", found)
+    assert (line.winners, line.ratio("lmdb"), line.ratio("npz")) == (["lmdb"], 0.5, None)
+    with pytest.raises(OSError, match="broken"):
+        race(1, 1.0, {"mmapdict": fail}, {})
+
+
+def test_plots_show_lines_that_grow(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = [
+        Line("get", f"{n} keys", "us", {"mmapdict": Cell(n / 2), "zarr": Cell(reason="stopped: too long")}, n)
+        for n in (10, 100)
+    ]
+    report = Report({"python": "3"}, {"mmapdict": "1"}, [], [*lines, Line("size", "all", "B", {"mmapdict": Cell(1.0)})])
+    plots = draw(report, tmp_path / "plots")
+    assert [path.name for path in plots] == ["get.svg"]
+    assert "mmapdict" in plots[0].read_text() and "zarr" not in plots[0].read_text()
+    write_markdown(tmp_path / "page.md", report, plots)
+    assert "](plots/get.svg)" in (tmp_path / "page.md").read_text()
