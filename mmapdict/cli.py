@@ -368,7 +368,7 @@ def _seal(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int:
         _print(f"{path}: {'was sealed' if report.sealed else 'sealed'}, {keys:,} keys", stdout)
     else:
         what = "sealed before, and no longer as sealed" if report.sealed else "not sealed"
-        _print(f"{report}\n{what}: repair it", stdout)
+        _print(f"{report}\n{what}: `mmapdict repair` copies what is whole", stdout)
     return 0 if report.ok else 1
 
 

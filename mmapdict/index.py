@@ -16,6 +16,7 @@ from typing import Any, Optional, Union
 from . import format as fmt
 from .arrays import KEY_MAX, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
+from .finding import Finder
 from .format import Payload, Record
 from .judging import CLEAR, DROP, GROUP, REPLACE, SEAL, judge_hidden
 from .literals import check_key, decode_literal, key_parts
@@ -29,6 +30,7 @@ _DEAD = fmt.DEAD_OFFSET >> 3
 _MEMO = fmt.MEMO_OFFSET >> 3
 _SYNCED = fmt.SYNCED_OFFSET >> 3
 _BOOT = fmt.BOOT_ID_OFFSET >> 3
+_STOP_CELL = fmt.STOP_OFFSET >> 3
 _STOP = bytes((fmt.STOP,))
 _MARK = bytes((fmt.MARK,))
 REMEDY = "mmapdict.repair(path) copies what is whole"
@@ -50,6 +52,8 @@ class Batch:
         These keys.
     dropped : set
         Keys that it takes out, and perhaps puts in again.
+    waits : set
+        Keys whose older records, those of the batch too, have to wait for the disk (I14).
     dead : int
         Size of its own records that are dead already, in bytes.
     cleared : bool
@@ -67,6 +71,7 @@ class Batch:
         self.older: dict[int, Any] = {}
         self.replaced: set[Any] = set()
         self.dropped: set[Any] = set()
+        self.waits: set[Any] = set()
         self.dead = 0
         self.cleared = False
         self.handed_out = False
@@ -153,7 +158,7 @@ class Index:
                     w = file.map_window(self.end)           # it may run past what was mapped
                     record = fmt.decode_record(w.view, w.start, self.end, file.tag)
                 self._hidden_waste += 0 if record.entry or not record.live else record.end - record.offset
-                self.seal = None                    # it vouches for what stands before it only
+                self._forget_seal()                 # it vouches for what stands before it only
                 if record.live:
                     self._take(record, w.view, w.start)
                 else:
@@ -319,11 +324,12 @@ class Index:
             # I13: the path leads here, so whoever was about to replace this file died before, or this is a copy
             # of one that was replaced.
             self.file.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
-        boot = self.file.boot
-        if cells[_BOOT] != boot[0] or cells[_BOOT + 1] != boot[1]:
+        self.check_end()
+        if self._restarted():
             # Power may have been cut since: cells and records can be of different times (I4).
             self.recover(restarted=True)
             self.file.store_cell(fmt.SYNCED_OFFSET, self.end)           # I14
+            boot = self.file.boot
             self.file.store_cell(fmt.BOOT_ID_OFFSET, boot[0])           # I4: half of it stored is another boot again
             self.file.store_cell(fmt.BOOT_ID_OFFSET + 8, boot[1])
             self.file.sync()            # neither this, nor what is dead by now, is undone by another power cut
@@ -332,7 +338,7 @@ class Index:
             self.recover()
             return
         self.walk()
-        stale = cells[fmt.STOP_OFFSET >> 3] != self.end or not self._may_be_memo(cells[_MEMO]) \
+        stale = cells[_STOP_CELL] != self.end or not self._may_be_memo(cells[_MEMO]) \
             or cells[_SYNCED] > self.end
         if not self._header_checked:
             self._header_checked = True
@@ -348,6 +354,34 @@ class Index:
         self._judged = len(self._dropped)
         if stale or twice or any(by < cells[_SYNCED] for offset, by in dropped if self.is_live(offset)):
             self.recover()              # the header is older than the records, or damaged (I4)
+
+    def _restarted(self) -> bool:
+        """Whether the system has been started since the file was last written to: power may have been cut."""
+        cells = self.file.cells
+        return (cells[_BOOT], cells[_BOOT + 1]) != self.file.boot
+
+    def check_end(self) -> None:
+        """Raise CorruptError if the records end too early, and that cannot come from a power cut.
+
+        A writer would go on there, and destroy what is behind.
+        """
+        cells = self.file.cells
+        if cells[_STOP_CELL] <= self.end:
+            return
+        self.walk()                                 # a publish comes before its cell
+        stop = cells[_STOP_CELL]
+        if stop > self.end and (self.end < cells[_SYNCED] or not self._restarted()) \
+                and self._next_behind(stop) is not None:
+            raise CorruptError(f"the records end here, but the header says that they go on up to {stop}, and some "
+                               f"there are whole; {REMEDY}", self.file.path, self.end)
+
+    def _next_behind(self, stop: int) -> Optional[int]:
+        """Return the offset of the first whole record between the STOP that was reached and the offset `stop`."""
+        stop = min(stop, self.file.status().st_size)
+        if stop <= self.end:
+            return None
+        finder = Finder(self.file.window(0, stop).view[:stop], self.file.tag)
+        return self.end if finder.find(self.end) is not None else finder.next_record(self.end, stop)
 
     def _cut_leftovers(self) -> None:
         """Cut off what stands behind the STOP and never counted.
@@ -400,8 +434,11 @@ class Index:
         # What is on the disk stays live until its successor is there too (I14). A record that takes it out comes with
         # the successor: it must not come back, neither to a loader that has run it nor after a power cut, if the
         # successor is deleted before its own death is on the disk.
-        waits = bool(older) and (self.durable or key in self._waiting or min(older) < file.cells[_SYNCED]) \
-            and (batch is None or key not in batch.dropped)
+        waits = bool(older) and (self.durable or key in self._waiting or min(older) < file.cells[_SYNCED]
+                                 or batch is not None and key in batch.waits)
+        if waits and batch is not None:
+            batch.waits.add(key)
+            batch.dropped.add(key)
         array = value.array
         ops: Any = parts[0]
         groups: dict[int, int] = {}
@@ -418,8 +455,6 @@ class Index:
                           file.cells[_LIVE] + (old is None))
         else:
             self._note(batch, end, memo + value.memo, {offset: key for offset in older})
-            if waits:
-                batch.dropped.add(key)
         self.groups.update(groups)
         if old is None:
             self._count += 1
@@ -553,7 +588,8 @@ class Index:
         self._unseal()                                              # I16: a record stands behind it by now
         # I14: those that are on the disk stay live for now; a record was published that takes them out.
         synced = self.end if self.durable else cells[_SYNCED]
-        waiting = [offset for offset, key in older.items() if offset < synced or key in self._waiting]
+        waits = self._waiting.union(key for offset, key in older.items() if offset < synced)
+        waiting = [offset for offset, key in older.items() if key in waits]
         for offset in older:
             if offset not in waiting:
                 self._kill(offset)
@@ -757,6 +793,11 @@ class Index:
         """Kill the seal, if there is one. The caller has made commit odd."""
         if self.sealed:
             self._kill(self.seal)       # type: ignore[arg-type]
+        self._forget_seal()
+
+    def _forget_seal(self) -> None:
+        if self.seal is not None and not self.is_live(self.seal):
+            self._hidden_waste -= fmt.RECORD_HEAD + 1 + self._length(self.seal)     # it is among the dead bytes now
         self.seal = None
 
     def unseal(self) -> None:
@@ -785,7 +826,7 @@ class Index:
         batch.end = end
         batch.memo = max(batch.memo, memo)
         for offset, key in older.items():
-            if offset >= self.end:
+            if offset >= self.end and key not in batch.waits:
                 self.file.store_byte(offset + 1, fmt.DEAD)          # I3: behind the STOP
                 batch.dead += fmt.RECORD_HEAD + 1 + self._length(offset)
             else:
@@ -796,7 +837,7 @@ class Index:
         older = {o: key for o in self._all_live(key, offset)}
         end = batch.end
         # A loader that is half way, and has run an entry that will be dead, must lose it again.
-        if not batch.cleared and key not in batch.dropped \
+        if key in batch.waits or not batch.cleared and key not in batch.dropped \
                 and (key in batch.replaced or any(o < self.end for o in older)):
             end = self._write_hidden(fmt.drop_parts(key_parts(key)))
             batch.dropped.add(key)

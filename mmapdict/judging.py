@@ -122,8 +122,9 @@ def judge_value(view: memoryview, record: Record, at: int) -> Value:
 def judge_pickled(buf: Buffer, start: int, end: int, texts: bool = False) -> Trace:
     """Judge the opcodes of a pickled value, as `judge_value`; texts are looked at only if `texts` says so."""
     found = trace(buf, start, end, refuse=_NOT_IN_VALUES, texts=texts)
-    if found.stack != 1:
-        raise CorruptError(f"the opcodes of a value push {found.stack} objects", None, start)
+    if found.stack != 1 or found.marks:
+        what = "a mark" if found.stack == 1 else f"{found.stack} objects"
+        raise CorruptError(f"the opcodes of a value push {what}", None, start)
     if found.repeated is not None:
         raise CorruptError(f"memo index {found.repeated} is put twice", None, start)
     if found.memo and found.memo_max - min(found.memo) >= len(found.memo):

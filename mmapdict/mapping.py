@@ -216,6 +216,7 @@ class MmapDict(MutableMapping[Any, Any]):
             index = Index(file, self._durable)
             seen = file.cells[_COMMIT]
             index.walk()
+            index.check_end()
         except BaseException as exc:
             file.close()
             store.forget_frames(exc)            # else the error would hold the map, and with it a descriptor

@@ -29,8 +29,8 @@ from .verify import check_file
 __all__ = ["Lost", "RepairReport", "repair"]
 
 LISTED_MAX = 20                 # how many keys and losses the text of a report names
-# What verify calls so, the next writer puts right. Other damage of the header was noted before.
-_HINTS = ("header", "order")
+# Header cells that the next writer puts right, if verify has nothing else to say of them.
+_HINTS = {fmt.STOP_OFFSET, fmt.LIVE_OFFSET, fmt.DEAD_OFFSET, fmt.MEMO_OFFSET, fmt.SYNCED_OFFSET}
 
 
 class Lost(NamedTuple):
@@ -227,12 +227,14 @@ class _Search:
         if self.seal is not None:
             self._check_seal(self.seal)
         if not self.damaged and not self.report.lost and not self.report.doubtful:
-            faults = [fault for fault in check_file(self.report.path, self.view).faults if fault.kind not in _HINTS]
+            faults = [fault for fault in check_file(self.report.path, self.view).faults
+                      if fault.kind != "order" and not (fault.kind == "header" and fault.offset in _HINTS)]
             self.report.whole = not faults
             self.report.notes += map(str, faults)
         counted = self._cell(fmt.LIVE_OFFSET)
         if self.report.whole and not self._cell(fmt.COMMIT_OFFSET) & 1 and counted != len(self.items):
-            self._note(f"the header counts {counted} keys, there are {len(self.items)}")
+            self._note(f"the header counts {counted} keys, there are {len(self.items)}: the next writer puts it right; "
+                       "or an entry was damaged so that it looks deleted")
         return self.items
 
     def _note(self, text: str) -> None:
@@ -261,6 +263,9 @@ class _Search:
             if fmt.HEADER_SIZE <= stop <= OFFSET_MAX and stop % fmt.RECORD_ALIGNMENT == 0:
                 self.said = stop
                 self.stop = stop if stop < self.size else 0
+        else:
+            self.report.lost.append(Lost(self.size, max(self._cell(fmt.STOP_OFFSET), self.size), None, "cut off by the "
+                                         "end of the file, inside its header, with all records"))
         # In an empty file only leftovers could agree on anything.
         empty = self.stop == fmt.HEADER_SIZE and self.view[fmt.HEADER_SIZE] == fmt.STOP
         agreed = None if empty else Finder(self.view, tag).agreed_tag()
@@ -438,8 +443,26 @@ class _Search:
         if seal is not None:
             keys = {item.record.offset: key for key, item in self.items.items()}
             live = [(item.record.offset, item.record.end) for item in self.items.values()]
-            self.report.doubtful = [keys[difference.offset] for difference in check(seal, self.view, live)
-                                    if difference.kind == "changed" and difference.offset in keys]
+            for difference in check(seal, self.view, live):
+                if difference.kind == "changed" and difference.offset in keys:
+                    self.report.doubtful.append(keys[difference.offset])
+                elif difference.kind == "missing":
+                    self._bring_back_sealed(difference.offset, difference.end)
+
+    def _bring_back_sealed(self, offset: int, end: int) -> None:
+        """Bring back an entry that was there when the file was sealed, and looks deleted: nobody deletes from it."""
+        record = self.finder.decode(offset)
+        if record is None or record.live or not record.entry or record.end != end:
+            return                                      # what is damaged was noted, and hidden records are made anew
+        with suppress(CorruptError):
+            key, at = judge_key(self.view, record)
+            judge_value(self.view, record, at)
+            if key not in self.items:
+                self.items[key] = _Item(record, at)
+                self.items = dict(sorted(self.items.items(), key=lambda item: item[1].record.offset))
+                self.report.doubtful.append(key)
+                self.damaged = True
+                self._note(f"{shown(key)}, at offset {offset}, looked deleted, but was there when it was sealed")
 
     def _decide_unsure(self) -> None:
         """Keep entries whose Op is damaged, unless the header counts one key less."""

@@ -308,8 +308,8 @@ class File:
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
             self._statx_device = self._statx.cells[17]
+        self.boot: tuple[int, int] = struct.unpack("<2Q", boot_id())
         if self.writable:
-            self.boot: tuple[int, int] = struct.unpack("<2Q", boot_id())
             self._shares = HAVE_SHARES and fcntl is not None and self._kind in LOCAL
             self._share()
             self._open_lock()

@@ -92,6 +92,8 @@ class Trust:
     def __init__(self, trusted: bool = False, allow: Iterable[Any] = ()) -> None:
         self.trusted = bool(trusted)
         self._allowed: dict[Name, Any] = {}
+        if isinstance(allow, (str, type)) or not isinstance(allow, Iterable):
+            raise TypeError(f"allow takes a list of classes and functions, not {allow!r}")
         for entry in allow:
             name: Any = (getattr(entry, "__module__", None), getattr(entry, "__qualname__", None))
             try:
@@ -197,7 +199,8 @@ def _untrusted(name: Name, what: str) -> UntrustedError:
     except AttributeError:
         is_class = False
     what_it_is = "you trust that class" if is_class else "it is a class or function that may be called"
-    remedy = f"Pass allow=[{_shown(name[1:])}] if {what_it_is}"
+    # As it is called where it was defined, if that is the script.
+    remedy = f"Pass allow=[{full if name[0] != '__main__' else _shown(name[1:])}] if {what_it_is}"
     return UntrustedError(f"the value {what.format(full)}, which is not allowed. {remedy}, or trusted=True if you "
                           "trust whoever wrote the file.", full)
 

@@ -466,6 +466,11 @@ class _Check:
         if first < fmt.MEMO_START and record.entry:
             self.fault(record.offset, "memo", f"memo index {first} is reserved: values use those from {fmt.MEMO_START}",
                        key)
+        most = fmt.MEMO_START + (record.end - fmt.HEADER_SIZE) // 5         # each index took an opcode of 5 bytes
+        if last >= most:
+            self.fault(record.offset, "memo", f"memo index {last} asks for gigabytes: there is room for {most} before "
+                                              "it", key)
+            return
         self.memo.append((first, last, record.offset, key))
 
     def _memo_indices(self) -> None:

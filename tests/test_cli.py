@@ -169,7 +169,8 @@ def test_verify_lists_faults_and_repair_leaves_them_out(path, tmp_path, capsys):
     (found,) = json.loads(text)["faults"]
     assert code == 1 and found["kind"] == "record" and str(found["offset"]) in fault
     code, text = run("seal", path)
-    assert code == 1 and text.endswith("\nnot sealed: repair it\n") and path.read_bytes() == data
+    assert code == 1 and text.endswith("\nnot sealed: `mmapdict repair` copies what is whole\n")
+    assert path.read_bytes() == data
     code, text = run("seal", "--json", path)
     found = json.loads(text)
     assert code == 1 and not found["ok"] and not found["already"] and found["faults"][0]["kind"] == "record"
@@ -364,7 +365,8 @@ def test_a_seal_that_no_longer_holds_is_said_to_be_one(path):
     data[at] ^= 1
     path.write_bytes(data)
     code, text = run("seal", path)
-    assert code == 1 and text.endswith("\nsealed before, and no longer as sealed: repair it\n")
+    assert code == 1 and text.endswith("\nsealed before, and no longer as sealed: "
+                                       "`mmapdict repair` copies what is whole\n")
     assert json.loads(run("seal", "--json", path)[1])["already"] is True
     code, text = run("repair", path)
     assert code == 1 and "not as they were sealed, 1:" in text

@@ -261,6 +261,7 @@ class Checker:
         folder = self.folders[depth]
         write_files(folder, image)
         path = folder / os.path.basename(story.path)
+        self.machine.start_anew()
         with mmapdict.open(path, "r") as d:
             if quick(d) != found or len(d) != len(found):
                 raise Objection("a reader sees something else than pickle: %r, not %r" % (dict(d), found))
@@ -272,7 +273,6 @@ class Checker:
 
     def look_at_verified(self, path, end):
         """See that verify finds no fault, but for a header that speaks of records behind the STOP, at `end`."""
-        self.machine.start_anew()
         wrong = [str(fault) for fault in mmapdict.verify(path).faults
                  if fault.offset < end and not (fault.offset == faults.STOP and "the records end at" in fault.message)]
         if wrong:

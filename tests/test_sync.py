@@ -114,6 +114,34 @@ def test_a_deletion_waits_as_well(path):
         assert len(live_entries(path)) == 1
 
 
+def test_what_is_replaced_twice_in_a_batch_waits_as_well(path):
+    with mmapdict.open(path, "x") as d:
+        d["a"], d["b"] = "synced", 1
+        d.sync()
+        with d.batch():
+            d["a"] = "second"
+            before = path.read_bytes()
+            cut = d._index.batch.end
+            d["a"] = "third"
+            second = d._index.batch.older
+            assert any(offset >= d._index.end for offset in second)     # live: the third may not reach the disk
+        assert dict(d) == pickle.loads(path.read_bytes()) == {"b": 1, "a": "third"}
+        assert len(live_entries(path)) == 4 and mmapdict.verify(path).faults == []
+        with d.batch():
+            d["a"] = "fourth"
+            del d["a"]
+        assert dict(d) == pickle.loads(path.read_bytes()) == {"b": 1} and mmapdict.verify(path).faults == []
+        end = d._index.end
+        d.sync()
+        assert len(live_entries(path)) == 1
+    # As if only the first of the batch had reached the disk.
+    start = faults.cell(before, faults.STOP)
+    assert start < cut < end
+    torn = bytearray(before)
+    torn[start:start + 1] = b"("
+    assert pickle.loads(torn) == {"b": 1, "a": "second"}
+
+
 def test_a_deletion_needs_no_room_though_it_has_to_wait(path, monkeypatch):
     with mmapdict.open(path, "x") as d:
         d["a"], d["b"] = 1, 2

@@ -456,7 +456,7 @@ def test_whatever_is_damaged_no_other_error_is_raised_and_what_is_whole_is_what_
     (b"j\x40\0\0\0", "LONG_BINGET of memo index 64, which was not put"),
     (b"Nr\x50\0\0\0r\x50\0\0\0", "memo index 80 is put twice"),
     (b"Nr\x50\0\0\0r\xff\xff\xff\xff", "would take"),
-    (b"N" + b"(" * 3, "push 4 objects"),
+    (b"N" + b"(" * 3, "push 4 objects"), (b"(", "push a mark"),
 ])
 def test_values_that_no_unpickler_would_load_are_found(made, ops, message):
     data = faults.with_cell(made.read_bytes(), CELLS["memo"], 1000)
@@ -573,6 +573,12 @@ def test_paddings_that_are_not_zero_are_found(made):
     assert padded
     for start in padded:
         only(made, flipped(data, start + 14 + 15), "padding", start + 14 + 15, "not all zero")
+
+
+@leaves_damaged_file
+def test_a_memo_index_that_asks_for_gigabytes_is_found(made):
+    new = with_value(made.read_bytes(), b"]r\0\0\0\x80")
+    assert ("memo", "new") in {(fault.kind, fault.key) for fault in found(made, new)}
 
 
 @leaves_damaged_file

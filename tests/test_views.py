@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 import weakref
@@ -306,12 +307,16 @@ def test_parts_stay_readable_and_writable_after_close(path, name):
         d["0"] = np.array(7.5)
         d["m"] = np.ma.array(np.arange(6.0), mask=[0, 1, 0, 0, 0, 1])
     d = mmapdict.open(path, "r+")
-    expected = repr(np.array(KEEPERS[name](d))).replace("memmap", "array")
+
+    def shown(part):
+        return re.sub("0x[0-9a-f]+", "", repr(np.array(part))).replace("memmap", "array")
+
+    expected = shown(KEEPERS[name](d))
     part = KEEPERS[name](d)
     d.close()
     del d
     gc.collect()
-    assert repr(np.array(part)).replace("memmap", "array") == expected
+    assert shown(part) == expected
     if isinstance(part, np.ndarray) and part.flags.writeable:
         if part.dtype == bool:
             part[...] = True
