@@ -673,7 +673,9 @@ class Index:
             return
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
-        self._unseal()                                              # I16: before anything that it vouches for
+        if self.sealed:
+            self._unseal()                                          # I16: before anything that it vouches for
+            file.sync()                                             # on the disk too, else it would seem damaged
         for superseded in older:
             self._kill(superseded)
         self._kill(offset)
