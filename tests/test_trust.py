@@ -4,6 +4,7 @@ import bz2
 import collections
 import copyreg
 import dataclasses
+import decimal
 import enum
 import gc
 import io
@@ -81,6 +82,12 @@ def test_values_of_every_family_come_back_by_default(library, kind):
     pairs = zip(again, values, strict=True) if type(values) is list else [(again, values)]
     # A set that was filled in another order shows its elements in another.
     assert all(shown(a) == shown(b) or same(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("allow", ["decimal.Decimal", decimal.Decimal, 3])
+def test_allow_is_a_list(allow):
+    with pytest.raises(TypeError, match="a list of classes"):
+        Trust(allow=allow)
 
 
 @given(strategies.values())
