@@ -331,14 +331,14 @@ class _Search:
         It is for every reader. But after a power cut it may be one that was replaced by a MARK, while what came
         later is on the disk: then the header speaks of more, or something before it is damaged as well.
         """
-        if at == self.stop or not self.broken and at > self.stop:
+        if at == self.said or not self.broken and at > self.said:
             return True
         if self.finder.decode(at) is not None:
             return False
         if self.finder.next_record(at, self.stop if self.stop > at else self.size) is not None:
             return False
-        if self.stop > at:
-            self.report.lost.append(Lost(at, self.stop, None, "the header speaks of records here; none is whole"))
+        if self.said > at:
+            self.report.lost.append(Lost(at, self.said, None, "the header speaks of records here; none is whole"))
         return True
 
     def _closes(self, head: Head) -> bool:

@@ -633,6 +633,17 @@ def test_a_file_that_is_cut_inside_its_header_has_lost_everything(size, damaged)
     assert not found.report.whole and found.items == {} and lost.offset == size and "inside its header" in lost.why
 
 
+def test_what_the_header_speaks_of_is_lost_if_the_file_ends_before(damaged, path):
+    with mmapdict.open(path) as d:
+        d["a"] = 1
+    size = path.stat().st_size
+    with mmapdict.open(path) as d:
+        d["b"] = 2
+    found = damaged(path.read_bytes()[:size - 1] + b".")
+    (lost,) = found.report.lost
+    assert not found.report.whole and found.items == {"a": 1} and lost.offset == size - 1
+
+
 @pytest.mark.leaves_damaged_file
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_writer_does_not_go_on_where_the_records_end_too_early(synced, path):
