@@ -7,6 +7,7 @@ what an import costs is part of what a fresh process pays, and a peer that is no
 
 from __future__ import annotations
 
+import abc
 import errno
 import gc
 import importlib
@@ -30,7 +31,7 @@ class Unable(Exception):
     """The peer cannot do this; the argument says why, in the words of the table."""
 
 
-class Peer:
+class Peer(abc.ABC):
     """A store of values under text keys, in a folder of its own.
 
     Parameters
@@ -57,25 +58,25 @@ class Peer:
         self.path = folder / "store"
         self.open()
 
+    @abc.abstractmethod
     def open(self) -> None:
         """Open what `path` and `mode` say."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the store; everything is in the folder then."""
 
+    @abc.abstractmethod
     def put(self, key: str, value: Any) -> None:
         """Store one value."""
-        raise NotImplementedError
 
     def fill(self, items: Mapping[str, Any]) -> None:
         """Store many values at once, in the fastest way there is."""
         for key, value in items.items():
             self.put(key, value)
 
+    @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Remove one key."""
-        raise NotImplementedError
 
     def prune(self, keys: Iterable[str]) -> Generator[None, None, None]:
         """Remove many keys in the fastest way there is; each step yields, so that the caller may stop."""
@@ -87,9 +88,9 @@ class Peer:
         """Give the space of deleted values back."""
         raise Unable(self.compacts)
 
+    @abc.abstractmethod
     def get(self, key: str) -> Any:
         """Return the value of `key`, mapped if the peer can; KeyError if there is none."""
-        raise NotImplementedError
 
     def find(self, key: str, timeout_s: float) -> Any:
         """Return the value of `key` as other processes see it, None if it is not there; may wait for `timeout_s`."""
@@ -98,9 +99,9 @@ class Peer:
         except KeyError:
             return None
 
+    @abc.abstractmethod
     def keys(self) -> list[str]:
         """Return all keys."""
-        raise NotImplementedError
 
     def read_all(self) -> dict[str, Any]:
         """Return everything, mapped if the peer can."""
@@ -210,13 +211,13 @@ class Whole(Peer):
     compacts = "each change writes the whole file again"
     _values: dict[str, Any]
 
+    @abc.abstractmethod
     def save(self, path: Path) -> None:
         """Write all values to `path`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def load(self, mapped: bool) -> dict[str, Any]:
         """Return all values of the file."""
-        raise NotImplementedError
 
     def open(self) -> None:
         self._values = {}

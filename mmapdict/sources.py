@@ -434,7 +434,7 @@ def _open_mat(path: Path, axes: str | None, variable: str | None) -> Source:
     with _reading(path, "a MATLAB file"):
         try:
             listed = scipy_io.whosmat(path)
-        except NotImplementedError as exc:
+        except NotImplementedError as exc:          # how scipy says that the file is HDF5
             raise SourceError(f"{path}: a MATLAB 7.3 file is HDF5; save it with -v7, or as .npy") from exc
         others = ("cell", "struct", "char", "object", "sparse")
         numeric = {name: shape for name, shape, kind in listed if kind not in others}
