@@ -588,8 +588,8 @@ class Index:
         self._unseal()                                              # I16: a record stands behind it by now
         # I14: those that are on the disk stay live for now; a record was published that takes them out.
         synced = self.end if self.durable else cells[_SYNCED]
-        waits = self._waiting.union(key for offset, key in older.items() if offset < synced)
-        waiting = [offset for offset, key in older.items() if key in waits]
+        waits = {key for offset, key in older.items() if offset < synced}
+        waiting = {offset: key for offset, key in older.items() if key in waits or key in self._waiting}
         for offset in older:
             if offset not in waiting:
                 self._kill(offset)
@@ -604,14 +604,14 @@ class Index:
             file.sync()                                             # I15: the publish is on the disk before a kill
             # What another handle left to wait does so no longer.
             others = [offset for offset, _ in self._superseded() if offset not in waiting]
-            self._kill_superseded(waiting + others, end)
+            self._kill_superseded([*waiting, *others], end)
             self._dropped.clear()
             self._judged = 0
             # Their deaths wait for the next sync, which is the next durable commit's first.
-            self._waiting = {older[offset] for offset in waiting} | (self._waiting if others else set())
+            self._waiting = {*waiting.values(), *(self._waiting if others else ())}
         else:
             self._dropped += [(offset, by) for offset in waiting]
-            self._waiting.update(older[offset] for offset in waiting)
+            self._waiting.update(waiting.values())
 
     def _kill_superseded(self, offsets: list[int], synced: int) -> None:
         """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
@@ -647,8 +647,12 @@ class Index:
         return int(self.file.cells[_DEAD]) + superseded + self._hidden_waste - seal
 
     def waits_for_disk(self) -> bool:
-        """Whether there are records that do not count, and are not known to be dead on the disk (I14)."""
-        return not self.file.cells[_COMMIT] & 1 and (bool(self._waiting) or any(True for _ in self._superseded()))
+        """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""
+        return not self.file.cells[_COMMIT] & 1 and any(True for _ in self._superseded())
+
+    def deaths_are_on_disk(self) -> None:
+        """Take note that the disk was synced, and no record waits: the next deletion of any key need not wait."""
+        self._waiting.clear()
 
     def _length(self, offset: int) -> int:
         """Return the length of the body of the record at `offset`."""
@@ -668,9 +672,9 @@ class Index:
             self._remove_later(self.batch, key, offset)
             return
         file, cells = self.file, self.file.cells
-        *older, _ = self._all_live(key, offset)
-        if key in self._waiting and self._remove_by_record(key, [*older, offset]):
+        if key in self._waiting and self._remove_by_record(key, offset):
             return
+        *older, _ = self._all_live(key, offset)
         commit = cells[_COMMIT]
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
         if self.sealed:
@@ -688,7 +692,7 @@ class Index:
         if self.durable:
             file.sync()                                             # I15
 
-    def _remove_by_record(self, key: Any, older: list[int]) -> bool:
+    def _remove_by_record(self, key: Any, offset: int) -> bool:
         """Remove a key of which a record waits for the disk: the last one must wait as well (I14).
 
         Else its death could reach the disk, and that of an older one, or what took that out, not. False: there is no
@@ -700,7 +704,7 @@ class Index:
             self.file.sync()
             self.settle(self.end)
             return False
-        self._publish(end, 0, {offset: key for offset in older}, self.file.cells[_LIVE] - 1)
+        self._publish(end, 0, {o: key for o in self._all_live(key, offset)}, self.file.cells[_LIVE] - 1)
         self._count -= 1
         self.forget(key)
         return True

@@ -987,9 +987,12 @@ class MmapDict(MutableMapping[Any, Any]):
                 return
             index = self._refresh()
             file, end = self._file, index.end
+            all_dead = not index.waits_for_disk() and not file.cells[_COMMIT] & 1
             file.sync(folder=True)
             if index.batch is None and (end > file.cells[_SYNCED] or index.waits_for_disk()):
                 self._change(_settle, file, end)
+            elif all_dead:
+                index.deaths_are_on_disk()
 
     @property
     def free_bytes(self) -> int:

@@ -428,9 +428,14 @@ class _Search:
             return
         for key, item in self.taken.items():
             if key not in self.items:
-                self.items = dict(sorted([*self.items.items(), (key, item)], key=lambda pair: pair[1].record.offset))
+                self.items[key] = item
                 self._note(f"{shown(key)} is as it was at offset {item.record.offset}: what took its place is lost, or "
                            "was deleted")
+        self._sort()
+
+    def _sort(self) -> None:
+        """Put the items in the order of their records, after some were brought back."""
+        self.items = dict(sorted(self.items.items(), key=lambda pair: pair[1].record.offset))
 
     def _check_seal(self, record: Record) -> None:
         """Report values whose bytes are not those that were sealed."""
@@ -459,7 +464,7 @@ class _Search:
             judge_value(self.view, record, at)
             if key not in self.items:
                 self.items[key] = _Item(record, at)
-                self.items = dict(sorted(self.items.items(), key=lambda item: item[1].record.offset))
+                self._sort()
                 self.report.doubtful.append(key)
                 self.damaged = True
                 self._note(f"{shown(key)}, at offset {offset}, looked deleted, but was there when it was sealed")
@@ -476,4 +481,4 @@ class _Search:
         self._note(f"whether the records at offset {where} count is damaged; they may have been deleted: "
                    + ", ".join(map(shown, self.unsure)))
         self.items.update(self.unsure)
-        self.items = dict(sorted(self.items.items(), key=lambda item: item[1].record.offset))
+        self._sort()

@@ -114,6 +114,20 @@ def test_a_deletion_waits_as_well(path):
         assert len(live_entries(path)) == 1
 
 
+def test_a_deletion_waits_no_more_once_all_deaths_are_on_the_disk(path):
+    with mmapdict.open(path, "x") as d:
+        d["a"], d["b"] = 1, 2
+        d.sync()
+        d["a"] = 10
+        d.sync()
+    with mmapdict.open(path, "r+") as d:
+        n = len(list(faults.records(path.read_bytes())))
+        d.sync()
+        del d["a"]                      # by one byte
+        assert len(list(faults.records(path.read_bytes()))) == n
+        assert dict(d) == pickle.loads(path.read_bytes()) == {"b": 2}
+
+
 def test_what_is_replaced_twice_in_a_batch_waits_as_well(path):
     with mmapdict.open(path, "x") as d:
         d["a"], d["b"] = "synced", 1
