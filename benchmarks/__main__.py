@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .against import CONTESTS
+from .bench import Bench, Sizes
 from .field import Field, Scale
-from .harness import Row, environment, table
+from .harness import Row, clock, environment, table
+from .page import Floors, text, write
 from .peers import FLOOR, OURS, PEERS, missing, version
-from .scoreboard import Line, Report, can_draw, draw, text, write_markdown
-from .workloads import WORKLOADS, Bench, Sizes
+from .plots import can_draw, draw
+from .scoreboard import Line, Report
+from .workloads import WORKLOADS
 
 
 def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
         return against_peers(argv[1:])
     parser = _parser("python -m benchmarks", WORKLOADS)
     parser.add_argument("--compare", type=Path, metavar="FILE", help="show the change against an earlier --json FILE")
-    parser.add_argument("--n", type=int, help="most keys in a store (default: 100000; --quick: 10000)")
+    parser.add_argument("--n", type=int, help="most keys in a store (default: 1000000; --quick: 10000)")
     options = parser.parse_args(argv)
     _check_names(parser, "workload", options.names, WORKLOADS)
     sizes = sizes or (Sizes.quick() if options.quick else Sizes())
@@ -44,13 +48,12 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
         rows: list[Row] = []
         facts = environment(bench.folder, options.seed)
         for workload in options.names or WORKLOADS:
-            print(f"{workload} ...", file=sys.stderr, flush=True)
-            rows += WORKLOADS[workload](bench)
+            with _announced(workload):
+                rows += WORKLOADS[workload](bench)
+            if options.json:  # what an interrupted run found so far
+                _write_json(options.json, {"environment": facts, "results": [row.as_json() for row in rows]})
     print(", ".join(f"{key} {value}" for key, value in facts.items() if value is not None), end="\n\n")
     print(table(rows, before))
-    if options.json:
-        report = {"environment": facts, "results": [row.as_json() for row in rows]}
-        _write_json(options.json, report)
     return 0
 
 
@@ -59,16 +62,25 @@ def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
     parser = _parser("python -m benchmarks peers", CONTESTS)
     parser.add_argument("--only", metavar="PEERS", help=f"of {','.join(PEERS)}; default: all that are installed")
     parser.add_argument("--n", type=int, help="most keys in a store (default: 1000000; --quick: 10000)")
-    parser.add_argument("--seconds", type=float, help="most time for one figure of one peer (default: 20; --quick: 1)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="most time for one figure of one peer; ten times as much to fill a store (default: 4; --quick: 1)",
+    )
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw how costs grow, as SVG (needs matplotlib)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write everything as a page of Markdown")
-    parser.add_argument("--load", type=Path, metavar="FILE", help="run nothing: take an earlier --json FILE")
+    parser.add_argument(
+        "--load", type=Path, nargs="+", metavar="FILE", help="run nothing: take --json FILEs of earlier runs or parts"
+    )
+    parser.add_argument(
+        "--floors", type=Path, nargs="+", default=[], metavar="FILE", help="show these --json FILEs without peers, too"
+    )
     options = parser.parse_args(argv)
     _check_names(parser, "workload", options.names, CONTESTS)
     only = options.only.split(",") if options.only else list(PEERS)
     _check_names(parser, "peer", only, PEERS)
     if options.load:
-        report = Report.from_json(json.loads(options.load.read_text()))
+        report = Report.merged([Report.from_json(json.loads(path.read_text())) for path in options.load])
     else:
         scale = scale or (Scale.quick() if options.quick else Scale())
         if options.n is not None:
@@ -76,7 +88,7 @@ def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
                 parser.error("--n must be at least 100")
             scale = scale.up_to(options.n)
         if options.seconds is not None:
-            scale = replace(scale, cell_s=options.seconds)
+            scale = replace(scale, cell_s=options.seconds, fill_s=10 * options.seconds)
         report = _meet(options, scale, {OURS, FLOOR, *only})
     plots = []
     if options.plots and can_draw():
@@ -85,9 +97,10 @@ def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
         print("no plots: matplotlib is not installed", file=sys.stderr)
     if options.json:
         _write_json(options.json, report.as_json())
+    floors = _floors(options.floors)
     if options.markdown:
-        write_markdown(options.markdown, report, plots)
-    print(text(report))
+        write(options.markdown, report, floors, plots)
+    print(text(report, floors))
     return 0
 
 
@@ -100,14 +113,39 @@ def _meet(options: argparse.Namespace, scale: Scale, wanted: set[str]) -> Report
     versions = {name: version(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="mmapdict-benchmarks-", dir=options.dir) as folder:
         field = Field(scale, Path(folder), options.seed, names)
-        facts, lines = environment(field.folder, options.seed), list[Line]()
+        facts, lines, took = environment(field.folder, options.seed), list[Line](), dict[str, float]()
+        facts["seconds_a_figure"] = scale.cell_s
         for workload in [name for name in CONTESTS if name in options.names or not options.names]:
-            print(f"{workload} ...", file=sys.stderr, flush=True)
-            lines += CONTESTS[workload](field)
-            report = Report(facts, versions, skipped, lines)
+            start = clock()
+            with _announced(workload):
+                lines += CONTESTS[workload](field)
+            took[workload] = round(clock() - start, 1)
+            report = Report(facts, versions, skipped, lines, took)
             if options.json:  # what an interrupted run found so far
                 _write_json(options.json, report.as_json())
     return report
+
+
+@contextlib.contextmanager
+def _announced(workload: str) -> Iterator[None]:
+    """Say that a workload runs, and how long it took."""
+    print(f"{workload} ...", end="", file=sys.stderr, flush=True)
+    start = clock()
+    yield
+    print(f" {clock() - start:,.0f} s", file=sys.stderr, flush=True)
+
+
+def _floors(paths: Sequence[Path]) -> Floors | None:
+    """Return environment and rows of runs without peers, the later of two where both have a row."""
+    rows: dict[tuple[str, str], Row] = {}
+    facts: dict[str, Any] = {}
+    for path in paths:
+        content = json.loads(path.read_text())
+        dates = [facts.get("date"), content["environment"]["date"]]
+        facts = {**content["environment"], "date": ", ".join(filter(None, dates))}
+        for plain in content["results"]:
+            rows[plain["workload"], plain["case"]] = Row.from_json(plain)
+    return (facts, list(rows.values())) if rows else None
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

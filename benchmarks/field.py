@@ -16,14 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
-from numpy.typing import NDArray
-
+from .adapter import Peer, Unable
+from .data import small_array, small_key
 from .harness import MIB, Samples, alternate, clock, run_child
-from .peers import FLOOR, OURS, PEERS, Peer, Unable
+from .peers import FLOOR, OURS, PEERS
 from .scoreboard import STOPPED
 
-SMALL = 10  # float64 elements of a small array
 CHUNK = 2_000  # keys that are stored at once between two looks at the clock
 T = TypeVar("T")
 
@@ -39,37 +37,38 @@ class Scale:
     keys: tuple[int, ...] = (100, 10_000, 100_000, 1_000_000)
     rounds: int = 7
     few: int = 3  # rounds of what takes long
+    starts: int = 15  # fresh processes of one kind
     puts: int = 100  # in a round, as are the next three
     gets: int = 1_000
     firsts: int = 300
     deletes: int = 100
     followed: int = 1_000  # keys in the store before
-    follows: int = 300  # keys added
-    interval_s: float = 0.005
-    patience_s: float = 30.0
+    follows: int = 2_000  # keys added
+    interval_s: float = 0.001
+    patience_s: float = 6.0
     samples: int = 6_000
     values: int = 10_000
     held: int = 100_000
     numbers: int = 1_000_000  # in a big dict, a big list
     parts: int = 100  # arrays of 128 KiB; ten times as many of 1 KiB, a twelfth of a quarter of `big`
     big: int = 64 * MIB  # bytes of a masked array, of all faces
-    fill_s: float = 90.0  # for the making of a store
-    cell_s: float = 20.0  # for all repeats of one figure of one peer
+    fill_s: float = 40.0  # for the making of a store
+    cell_s: float = 4.0  # for all repeats of one figure of one peer
 
     @classmethod
     def quick(cls) -> Scale:
         """For a look in some minutes."""
         return cls(
-            keys=(100, 1_000, 10_000), rounds=3, few=1, puts=20, gets=200, firsts=50, deletes=20, followed=100,
-            follows=30, patience_s=5.0, samples=300, values=1_000, held=3_000, numbers=50_000, parts=10, big=4 * MIB,
-            fill_s=5.0, cell_s=1.0,
+            keys=(100, 1_000, 10_000), rounds=3, few=1, starts=3, puts=20, gets=200, firsts=50, deletes=20,
+            followed=100, follows=200, patience_s=2.0, samples=300, values=1_000, held=3_000, numbers=50_000,
+            parts=10, big=4 * MIB, fill_s=5.0, cell_s=1.0,
         )  # fmt: skip
 
     @classmethod
     def tiny(cls) -> Scale:
         """For the test of the benchmarks themselves: everything once, the figures mean nothing."""
         return cls(
-            keys=(8, 16), rounds=1, few=1, puts=2, gets=4, firsts=2, deletes=2, followed=4,
+            keys=(8, 16), rounds=1, few=1, starts=1, puts=2, gets=4, firsts=2, deletes=2, followed=4,
             follows=2, interval_s=0.001, patience_s=5.0, samples=3, values=5, held=8, numbers=20, parts=2,
             big=MIB // 64, fill_s=5.0, cell_s=1.0,
         )  # fmt: skip
@@ -78,16 +77,6 @@ class Scale:
         """Return the same with stores of at most, and once exactly, `most_keys` keys."""
         keys = (*(count for count in self.keys if count < most_keys), most_keys)
         return replace(self, keys=keys, held=min(self.held, most_keys))
-
-
-def small_key(number: int) -> str:
-    """Return the key of the small array `number`: seven characters."""
-    return f"k{number:06d}"
-
-
-def small_array(number: int) -> NDArray[numpy.float64]:
-    """Return the small array `number`; that number is its first element."""
-    return numpy.arange(number, number + SMALL, dtype=numpy.float64)
 
 
 class Field:
@@ -99,6 +88,7 @@ class Field:
         self.names = [name for name in self.all if name != FLOOR]
         self._stores: dict[tuple[str, int], Path] = {}
         self._took: dict[str, tuple[int, float]] = {}  # keys of the last store that was made, seconds
+        self.filled: dict[tuple[str, int], float] = {}  # seconds to put the first keys of a store, in batches
         self._stopped: dict[str, dict[int, str]] = {name: {} for name in self.all}  # keys -> reason
         self._numbers = itertools.count()
 
@@ -152,6 +142,7 @@ class Field:
         folder = self.new_folder()
         start = clock()
         store = PEERS[name](folder, "w")
+        opened = clock()
         try:
             fill(store, ((small_key(number), small_array(number)) for number in range(now)), now, most)
         except Unable as exc:
@@ -160,7 +151,16 @@ class Field:
             stopped[count] = f"{exc} of {count:,} keys"
             raise Unable(stopped[count]) from None
         self._took[name] = count, clock() - start
+        self.filled[name, count] = clock() - opened
         return store
+
+    def check_rewriting(self, name: str, count: int) -> None:
+        """Raise Unable if a peer writes all of its file at each change, and that takes too long for `count` keys."""
+        known = [keys for peer, keys in self.filled if peer == name and 1_000 <= keys <= count]
+        if PEERS[name].whole and known:
+            seconds = self.filled[name, max(known)] * count / max(known)
+            if seconds > 2 * self.scale.cell_s:
+                raise Unable(f"{STOPPED}: one change writes the whole file again, which takes about {seconds:,.0f} s")
 
     def keep(self, store: Peer, count: int) -> None:
         """Close a store of `count` small arrays, so that `stores` returns it."""

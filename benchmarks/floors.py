@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 
 from .harness import clock, memory, open_descriptors, reset_peak, say
 
+LOOK = """\
+with open(path, "rb") as file:
+    value = numpy.frombuffer(os.pread(file.fileno(), 64, int(key)))
+"""  # what a fresh process runs that knows where the array lies
 _CELL = struct.Struct("=q")
+_TIMES = 4095  # that a `Board` keeps
 
 
 # -- Reading -----------------------------------------------------------------------------------------------------------
@@ -85,6 +90,24 @@ def open_and_read(path: str, offset: int, nbytes: int) -> float:
     return clock() - start
 
 
+def read_each(path: str, offsets: Iterable[int], nbytes: int) -> float:
+    """Seconds to read the arrays at `offsets`, one after the other."""
+    descriptor, read, view = os.open(path, os.O_RDONLY), os.pread, numpy.frombuffer
+    start = clock()
+    for offset in offsets:
+        view(read(descriptor, nbytes, offset))
+    seconds = clock() - start
+    os.close(descriptor)
+    return seconds
+
+
+def map_memory(path: str) -> float:
+    """Return the growth of resident memory, in MiB, by opening and mapping a file."""
+    before = memory("VmRSS")
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        return max(0.0, memory("VmRSS") - before)
+
+
 def load_pickle(path: str, tries: int) -> dict[str, Any]:
     """Load `path` by ``pickle.load`` `tries` times; return the seconds of each, the peak in MiB, and the length."""
     before = memory("VmRSS")
@@ -104,11 +127,12 @@ def load_pickle(path: str, tries: int) -> dict[str, Any]:
 
 
 class LockedFile:
-    """A file for small writes under a lock, its end far ahead of them."""
+    """A file for small writes under a lock: a new one whose end is far ahead of them, or one that is there."""
 
-    def __init__(self, path: str, nbytes: int) -> None:
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        os.ftruncate(self.descriptor, nbytes)
+    def __init__(self, path: str, nbytes: int = 0) -> None:
+        self.descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if nbytes else 0))
+        if nbytes:
+            os.ftruncate(self.descriptor, nbytes)
         self.mapped = mmap.mmap(self.descriptor, nbytes)
         self.end = 0
 
@@ -189,29 +213,29 @@ def dump_pickle(path: str, value: object) -> None:
 
 
 class Board:
-    """A counter and a time in a small mapped file: the least that one process can tell another."""
+    """A counter and the times of its steps in a small mapped file: the least that one process can tell another."""
 
     def __init__(self, path: str) -> None:
         with open(path, "a+b") as file:
-            os.ftruncate(file.fileno(), mmap.PAGESIZE)
-            self.mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+            os.ftruncate(file.fileno(), 8 * (1 + _TIMES))
+            self.mapped = mmap.mmap(file.fileno(), 8 * (1 + _TIMES))
 
     def publish(self, number: int) -> None:
         """Store the time, then the number that a reader polls."""
-        _CELL.pack_into(self.mapped, 8, time.monotonic_ns())
+        _CELL.pack_into(self.mapped, 8 + number % _TIMES * 8, time.monotonic_ns())
         _CELL.pack_into(self.mapped, 0, number)
 
     def number(self) -> int:
         """Return the number published last."""
         return int(_CELL.unpack_from(self.mapped, 0)[0])
 
-    def age(self) -> float:
-        """Seconds since the last publish."""
-        return (time.monotonic_ns() - int(_CELL.unpack_from(self.mapped, 8)[0])) / 1e9
+    def age(self, number: int) -> float:
+        """Seconds since `number` was published, one of the last few thousand."""
+        return (time.monotonic_ns() - int(_CELL.unpack_from(self.mapped, 8 + number % _TIMES * 8)[0])) / 1e9
 
 
 def watch_board(path: str, count: int, delays: list[float], patience: float) -> list[float]:
-    """Poll a `Board` until it reached `count`; return the latency of each change seen.
+    """Poll a `Board` until it reached `count`; return the latency of each number.
 
     After each change it sleeps for the first of `delays` between two looks, then the next, at last for the last.
     """
@@ -224,6 +248,24 @@ def watch_board(path: str, count: int, delays: list[float], patience: float) -> 
             time.sleep(delays[min(looks, len(delays) - 1)])
             looks += 1
             continue
-        latencies.append(board.age())
+        latencies += [board.age(new) for new in range(seen + 1, number + 1)]
         seen, looks = number, 0
     return latencies
+
+
+def follow_board(path: str, count: int, delays: list[float]) -> dict[str, Any]:
+    """Return the latencies of `watch_board` and the share of a core, in percent, that it took."""
+    burned, start = time.process_time(), clock()
+    latencies = watch_board(path, count, delays, 2 * count / 1000 + 5)
+    return {"latencies": latencies, "cpu": (time.process_time() - burned) / (clock() - start) * 100}
+
+
+def idle_board(path: str, seconds: float, delays: list[float]) -> float:
+    """Look at a `Board` that nobody changes; return the share of a core, in percent."""
+    board, looks = Board(path), 0
+    burned, start = time.process_time(), clock()
+    while clock() < start + seconds:
+        board.number()
+        time.sleep(delays[min(looks, len(delays) - 1)])
+        looks += 1
+    return (time.process_time() - burned) / (clock() - start) * 100

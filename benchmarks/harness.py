@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,16 @@ class Row:
             return None
         value = self.ratio if self.target.of == "ratio" else self.ours
         return value is not None and value <= self.target.most
+
+    def with_target(self, target: Target) -> Row:
+        """Return the same row with another target."""
+        return replace(self, target=target)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Row:
+        """Return the row of `as_json`, without its samples."""
+        target = plain["target"] and Target(**plain["target"])
+        return cls(plain["workload"], plain["case"], plain["unit"], plain["ours"], plain["floor"], target)
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as plain values."""
@@ -299,12 +309,11 @@ def _file_system(folder: Path) -> str:
 
 # -- The table ---------------------------------------------------------------------------------------------------------
 
-_TITLES = ("workload", "ours", "floor", "ratio", "target", "met?")
-
-
-def table(rows: Sequence[Row], before: Mapping[tuple[str, str], float] | None = None) -> str:
+def table(
+    rows: Sequence[Row], before: Mapping[tuple[str, str], float] | None = None, against: str = "floor"
+) -> str:
     """Return `rows` as a Markdown table; `before` adds the change against earlier figures of ours."""
-    titles = [*_TITLES, "before"] if before is not None else list(_TITLES)
+    titles = ["workload", "ours", against, "ratio", "target", "met?"] + (["before"] if before is not None else [])
     lines = [titles, ["---"] * len(titles)]
     for row in rows:
         cells = [f"{row.workload}: {row.case}", amount(row.ours, row.unit)]

@@ -19,140 +19,13 @@ import shutil
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
+from .adapter import PROTOCOL, Peer, Unable, as_object, from_array, from_bytes, from_object, to_array, to_bytes
+
 LMDB_MOST = 1 << 36  # bytes; address space, not disk
-PROTOCOL = 5
-
-
-class Unable(Exception):
-    """The peer cannot do this; the argument says why, in the words of the table."""
-
-
-class Peer(abc.ABC):
-    """A store of values under text keys, in a folder of its own.
-
-    Parameters
-    ----------
-    folder : path of an existing folder
-        All that the store keeps lies below it.
-    mode : {"w", "a", "r"}
-        A new store; an existing one, to read and write; an existing one, to read.
-    known : bool
-        Whether the caller knows that all values are one-dimensional float64 arrays. A store of bytes then keeps bare
-        bytes; else it keeps pickles.
-    """
-
-    name: ClassVar[str]
-    module: ClassVar[str]  # without which the peer is skipped
-    whole: ClassVar[bool] = False  # every change writes all of the store again
-    maps: bool = False  # arrays come back as maps of the file, not as copies
-    follows: ClassVar[str] = ""  # why a reader cannot follow a writer; empty if it can
-    compacts: ClassVar[str] = "space is given back at once"  # why there is no `compact`
-    remark: ClassVar[str] = ""  # what a reader of the tables must know
-
-    def __init__(self, folder: Path, mode: str, known: bool = True) -> None:
-        self.folder, self.mode, self.known = folder, mode, known
-        self.path = folder / "store"
-        self.open()
-
-    @abc.abstractmethod
-    def open(self) -> None:
-        """Open what `path` and `mode` say."""
-
-    def close(self) -> None:
-        """Close the store; everything is in the folder then."""
-
-    @abc.abstractmethod
-    def put(self, key: str, value: Any) -> None:
-        """Store one value."""
-
-    def fill(self, items: Mapping[str, Any]) -> None:
-        """Store many values at once, in the fastest way there is."""
-        for key, value in items.items():
-            self.put(key, value)
-
-    @abc.abstractmethod
-    def delete(self, key: str) -> None:
-        """Remove one key."""
-
-    def prune(self, keys: Iterable[str]) -> Generator[None, None, None]:
-        """Remove many keys in the fastest way there is; each step yields, so that the caller may stop."""
-        for key in keys:
-            self.delete(key)
-            yield
-
-    def compact(self) -> None:
-        """Give the space of deleted values back."""
-        raise Unable(self.compacts)
-
-    @abc.abstractmethod
-    def get(self, key: str) -> Any:
-        """Return the value of `key`, mapped if the peer can; KeyError if there is none."""
-
-    def find(self, key: str, timeout_s: float) -> Any:
-        """Return the value of `key` as other processes see it, None if it is not there; may wait for `timeout_s`."""
-        try:
-            return self.get(key)
-        except KeyError:
-            return None
-
-    @abc.abstractmethod
-    def keys(self) -> list[str]:
-        """Return all keys."""
-
-    def read_all(self) -> dict[str, Any]:
-        """Return everything, mapped if the peer can."""
-        return {key: self.get(key) for key in self.keys()}
-
-    def load_all(self) -> dict[str, Any]:
-        """Return everything, in memory."""
-        values = self.read_all()
-        return {key: in_memory(value) for key, value in values.items()} if self.maps else values
-
-
-def in_memory(value: Any) -> Any:
-    """Return a copy of a mapped array, anything else as it is."""
-    if isinstance(value, numpy.ma.MaskedArray):
-        return numpy.ma.array(numpy.array(value.data), mask=numpy.array(value.mask))
-    if isinstance(value, numpy.ndarray) and not value.flags.owndata:
-        return numpy.array(value)
-    return value
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files below `folder`."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        total += sum(os.stat(os.path.join(parent, name)).st_size for name in names)
-    return total
-
-
-def to_bytes(value: Any, known: bool) -> Any:
-    """Return what a store of bytes keeps: the bare data if type and shape are `known`, else a pickle."""
-    return value.tobytes() if known else pickle.dumps(value, PROTOCOL)
-
-
-def from_bytes(data: Any, known: bool) -> Any:
-    """Return the value of `to_bytes`; a view of `data` if it is a known array."""
-    return numpy.frombuffer(data) if known else pickle.loads(data)
-
-
-def to_array(value: Any) -> Any:
-    """Return what a store of arrays keeps: an array as it is, the pickle of another value as a vector of bytes."""
-    if isinstance(value, numpy.ma.MaskedArray):
-        raise Unable("keeps no mask")
-    if isinstance(value, numpy.ndarray):
-        return value
-    return numpy.frombuffer(pickle.dumps(value, PROTOCOL), numpy.uint8)
-
-
-def from_array(array: Any) -> Any:
-    """Return the value of `to_array`."""
-    return pickle.loads(array.tobytes()) if array.dtype == numpy.uint8 and array.ndim == 1 else array
-
 
 # -- mmapdict ----------------------------------------------------------------------------------------------------------
 
@@ -161,6 +34,7 @@ class Mmapdict(Peer):
     """Ours."""
 
     name, module, maps = "mmapdict", "mmapdict", True
+    look = 'value = mmapdict.open(path, "r")[key]'
     remark = "to load everything to memory is plain `pickle.load` of its file"
 
     def open(self) -> None:
@@ -178,6 +52,10 @@ class Mmapdict(Peer):
 
     def delete(self, key: str) -> None:
         del self._d[key]
+
+    def prune(self, keys: Iterable[str]) -> Generator[None, None, None]:
+        with self._d.batch():
+            yield from super().prune(keys)
 
     def compact(self) -> None:
         self._d.vacuum()
@@ -280,6 +158,7 @@ class Pickle(Whole):
     """The floor for values: a plain pickle of the dict."""
 
     name, module = "pickle", "pickle"
+    look = 'value = pickle.load(open(path, "rb"))[key]'
 
     def save(self, path: Path) -> None:
         with path.open("wb") as file:
@@ -294,6 +173,7 @@ class Joblib(Whole):
     """One dict in one file, uncompressed, so that its arrays can be mapped."""
 
     name, module, maps = "joblib", "joblib", True
+    look = "value = joblib.load(path)[key]"
     remark = "reads everything on opening, one descriptor for each mapped array; past the limit all is loaded to memory"
 
     def save(self, path: Path) -> None:
@@ -315,6 +195,7 @@ class Npz(Whole):
     """``numpy.savez`` and ``numpy.load``."""
 
     name, module = "npz", "numpy"
+    look = "value = numpy.load(path)[key]"
     remark = "`numpy.savez`, not compressed; `get` reads one member, a copy"
 
     def save(self, path: Path) -> None:
@@ -348,6 +229,7 @@ class Safetensors(Whole):
     """``safetensors.numpy``."""
 
     name, module = "safetensors", "safetensors"
+    look = 'value = safetensors.safe_open(path, framework="np").get_tensor(key)'
     remark = "maps its file, but gives numpy arrays as copies"
 
     def save(self, path: Path) -> None:
@@ -380,22 +262,6 @@ class Safetensors(Whole):
         super().close()
 
 
-def as_object(value: Any) -> Any:
-    """Return an array as it is, another value as a 0-d array of objects: what numpy.save pickles."""
-    if isinstance(value, numpy.ma.MaskedArray):
-        raise Unable("keeps no mask")
-    if isinstance(value, numpy.ndarray):
-        return value
-    array = numpy.empty((), object)
-    array[()] = value
-    return array
-
-
-def from_object(array: Any) -> Any:
-    """Return the value of `as_object`."""
-    return array[()] if array.dtype == object and array.ndim == 0 else array
-
-
 # -- Files and folders -------------------------------------------------------------------------------------------------
 
 
@@ -403,6 +269,7 @@ class Npy(Peer):
     """One ``.npy`` for each key."""
 
     name, module, maps = "npy", "numpy", True
+    look = 'value = numpy.load(f"{path}/{key}.npy", mmap_mode="r")'
     remark = "one file per key; each `get` opens and maps a file, each mapped array holds a descriptor"
 
     def open(self) -> None:
@@ -446,6 +313,7 @@ class Zarr(Peer):
     """One array for each key in a group, not compressed."""
 
     name, module = "zarr", "zarr"
+    look = 'value = zarr.open_group(path, mode="r")[key][...]'
     remark = "not compressed; a folder and two files per key; a key can be seen before its data: the reader looks again"
 
     def open(self) -> None:
@@ -468,6 +336,7 @@ class H5py(Peer):
     """One dataset for each key, contiguous, in the newest version of the format."""
 
     name, module = "h5py", "h5py"
+    look = 'value = h5py.File(path, "r", libver="latest")[key][()]'
     follows = "no reader while a writer has the file open; SWMR adds no keys"
     remark = "`libver=\"latest\"`, not compressed, `flush` after each put; compacting is a copy to a new file"
 
@@ -516,6 +385,10 @@ class Lmdb(Peer):
     """One record for each key."""
 
     name, module, maps = "lmdb", "lmdb", True
+    look = (
+        "reader = lmdb.open(path, readonly=True, create=False).begin(buffers=True)\n"
+        "value = numpy.frombuffer(reader.get(key.encode()))"
+    )
     remark = "keeps no dtype and shape (the caller knows them); views are valid inside a read transaction only"
 
     def open(self) -> None:
@@ -589,6 +462,10 @@ class Sqlite(Peer):
     """One row for each key, one transaction for each put."""
 
     name, module = "sqlite3", "sqlite3"
+    look = (
+        'rows = sqlite3.connect(path).execute("SELECT value FROM items WHERE key = ?", (key,))\n'
+        "value = numpy.frombuffer(rows.fetchone()[0])"
+    )
     remark = "write-ahead log, `synchronous=OFF`; keeps no dtype and shape (the caller knows them)"
 
     def open(self) -> None:
@@ -641,6 +518,7 @@ class Shelve(Peer):
     """The standard library's, over whichever dbm this Python has."""
 
     name, module = "shelve", "shelve"
+    look = 'value = shelve.open(path, "r")[key]'
     follows = "a reader does not see what an open writer adds"
     compacts = "no way to compact but a copy"
     remark = "over the dbm that this Python prefers; a `get` is an unpickled copy"
@@ -676,6 +554,7 @@ class Diskcache(Peer):
     """A Cache that forgets nothing."""
 
     name, module = "diskcache", "diskcache"
+    look = "value = diskcache.Cache(path)[key]"
     remark = "no eviction, `sqlite_synchronous=0`; a `get` is an unpickled copy"
 
     def open(self) -> None:

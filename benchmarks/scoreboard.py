@@ -1,17 +1,13 @@
-"""What a comparison of several peers found: cells and lines, and these as tables, as JSON, as plots, as a page of docs.
+"""What a comparison of several peers found: cells and lines, and these as tables and as JSON.
 
 Smaller is better in every line, so that the smallest figure of a line wins.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .harness import UNITS, Samples, amount, grid
@@ -92,11 +88,12 @@ class Report:
     peers: Mapping[str, str]  # name -> version
     skipped: Sequence[str]
     lines: Sequence[Line]
+    took: Mapping[str, float] = field(default_factory=dict)  # workload -> seconds
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         plain = {"environment": self.environment, "peers": self.peers, "skipped": self.skipped}
-        return {**plain, "results": [line.as_json() for line in self.lines]}
+        return {**plain, "took": self.took, "results": [line.as_json() for line in self.lines]}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Report:
@@ -105,7 +102,20 @@ class Report:
         for row in plain["results"]:
             found = {name: Cell(**cell) for name, cell in row["cells"].items()}
             lines.append(Line(row["table"], row["case"], row["unit"], found, row["n"]))
-        return cls(plain["environment"], plain["peers"], plain["skipped"], lines)
+        return cls(plain["environment"], plain["peers"], plain["skipped"], lines, plain["took"])
+
+    @classmethod
+    def merged(cls, reports: Sequence[Report]) -> Report:
+        """Return the parts of a run as one; a figure that was measured twice is the later one."""
+        lines = {(line.table, line.case): line for report in reports for line in report.lines}
+        titles = list(dict.fromkeys(title for title, _ in lines))
+        ordered = sorted(lines.values(), key=lambda line: titles.index(line.table))
+        dates = ", ".join(dict.fromkeys(str(report.environment.get("date")) for report in reports))
+        took = {name: seconds for report in reports for name, seconds in report.took.items()}
+        peers = {name: version for report in reports for name, version in report.peers.items()}
+        skipped = [name for report in reports for name in report.skipped if name not in peers]
+        environment = {**reports[0].environment, "date": dates}
+        return cls(environment, peers, list(dict.fromkeys(skipped)), ordered, took)
 
     def tables(self) -> Iterator[tuple[str, list[Line]]]:
         """Yield the title and the lines of each table."""
@@ -152,14 +162,17 @@ def _cell(line: Line, name: str, reasons: dict[str, dict[str, list[str]]]) -> st
     text = amount(cell.value, line.unit)
     if name in line.winners:
         text = f"**{text}**"
-    ratio = line.ratio(name)
-    return text if ratio is None or name == OURS else f"{text} ({_ratio(ratio)})"
+    found = ratio(line.ratio(name))
+    return text if not found or name == OURS else f"{text} ({found})"
 
 
-def _ratio(ratio: float) -> str:
-    if 0 < ratio < 0.1:
-        return f"1/{1 / ratio:,.0f}x"
-    return f"{ratio:,.0f}x" if ratio >= 10 or not ratio else f"{ratio:.2f}x"
+def ratio(value: float | None) -> str:
+    """Return a ratio as the tables say it; empty if there is none."""
+    if value is None:
+        return ""
+    if 0 < value < 0.1:
+        return f"1/{1 / value:,.0f}x"
+    return f"{value:,.0f}x" if value >= 10 or not value else f"{value:.2f}x"
 
 
 def overview(lines: Sequence[Line]) -> str:
@@ -168,94 +181,26 @@ def overview(lines: Sequence[Line]) -> str:
     for line in lines:
         ranked = [(value, name) for value, name in line.ranked() if name != OURS]
         row = [f"{line.table}: {line.case}", "" if line.ours is None else amount(line.ours, line.unit)]
-        ratio = line.ratio(ranked[0][1]) if ranked else None
         row.append(f"{ranked[0][1]} {amount(ranked[0][0], line.unit)}" if ranked else "none can")
-        row.append("" if ratio is None else _ratio(ratio))
+        row.append(ratio(line.ratio(ranked[0][1])) if ranked else "")
         row.append(", ".join(f"**{name}**" if name == OURS else name for name in line.winners))
         rows.append(row)
     return grid(rows)
 
 
-def text(report: Report, plots: Mapping[str, str] | None = None) -> str:
-    """Return the whole report in Markdown; `plots` maps the titles of tables to the addresses of their plots."""
-    facts = ", ".join(f"{key} {value}" for key, value in report.environment.items() if value is not None)
-    parts = [facts, "Peers: " + ", ".join(f"{name} {version}" for name, version in report.peers.items()) + "."]
-    if report.skipped:
-        parts.append(f"Skipped, because not installed: {', '.join(report.skipped)}.")
-    parts += [f"## Overview\n\nSmaller is better in every figure.\n\n{overview(report.lines)}"]
-    for title, lines in report.tables():
-        parts.append(f"## {title[0].upper()}{title[1:]}\n\n{table(lines)}")
-        if plots and title in plots:
-            parts.append(f"![{title}, against the number of keys]({plots[title]})")
-    remarks = [f"- {name}: {PEERS[name].remark}." for name in report.peers if PEERS[name].remark]
-    if remarks:
-        parts.append("## About the peers\n\n" + "\n".join(remarks))
-    return "\n\n".join(parts)
+def behind(lines: Sequence[Line]) -> str:
+    """Return a list of the figures in which a peer is better than mmapdict, by table: who, and by how much.
 
-
-HEAD = """\
-# mmapdict and its peers
-
-Made by `python -m benchmarks peers`; [how it is measured](../benchmarks/README.md). All run in turn in the same run,
-without fsync, the page cache warm. Ratios are to mmapdict: above 1 the peer takes more. The best of each column is
-bold; a figure that is missing has its reason below the table.
-"""
-
-
-def write_markdown(path: Path, report: Report, plots: Sequence[Path] = ()) -> None:
-    """Write the report as a page of the documentation; `plots` are the files that `draw` returned."""
-    found = {path.stem: path for path in plots}
-    links = {}
-    for title, _ in report.tables():
-        if plot := found.get(_stem(title)):
-            links[title] = os.path.relpath(plot, path.parent).replace(os.sep, "/")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{HEAD}\n{text(report, links)}\n", encoding="utf-8")
-
-
-# -- Plots -------------------------------------------------------------------------------------------------------------
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def draw(report: Report, folder: Path) -> list[Path]:
-    """Draw how each cost grows with the number of keys, one SVG for each table that shows it; return their paths."""
-    matplotlib: Any = importlib.import_module("matplotlib")
-    figures: Any = importlib.import_module("matplotlib.figure")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    styles = {name: (f"C{number % 10}", "os^vD<>ph*X"[number % 11]) for number, name in enumerate(PEERS)}
-    for title, lines in report.tables():
-        if len({line.n for line in lines if line.n is not None}) < 2:
-            continue
-        with matplotlib.rc_context({"svg.hashsalt": "mmapdict", "svg.fonttype": "none"}):
-            figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
-            axes = figure.add_subplot()
-            for name, (color, marker) in styles.items():
-                points = [(line.n, line.cells[name].value) for line in lines if name in line.cells]
-                points = [(n, value) for n, value in points if n is not None and value]
-                if points:
-                    bold = name == OURS
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        label=name,
-                        color="black" if bold else color,
-                        marker=marker,
-                        markersize=4,
-                        linewidth=3 if bold else 1.2,
-                        zorder=3 if bold else 2,
-                    )
-            axes.set(xscale="log", yscale="log", xlabel="keys in the store", ylabel=lines[0].unit, title=title)
-            axes.grid(True, which="major", alpha=0.3)
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
-            paths.append(folder / f"{_stem(title)}.svg")
-            figure.savefig(paths[-1], metadata={"Date": None})
-    return paths
-
-
-def _stem(title: str) -> str:
-    """Return the name of the plot of a table, without suffix."""
-    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+    What is less than one percent better is as good.
+    """
+    items = []
+    for title, some in itertools.groupby(lines, lambda line: line.table):
+        found = []
+        for line in some:
+            ours = line.ours or 0.0
+            names = [f"{name} {ratio(line.ratio(name))}" for value, name in line.ranked() if value < 0.99 * ours]
+            if names:
+                found.append(f"{line.case}: {', '.join(names)}")
+        if found:
+            items.append(f"- **{title}**: {'; '.join(found)}")
+    return "\n".join(items) if items else "Nowhere in this run."

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from . import format as fmt
+from . import table as tables
 from .arrays import (ArrayInfo, MaskedInfo, decode_info, encode_array, hole_parts, masked_parts, payload_pieces,
                      raw_bytes)
 from .errors import CorruptError
@@ -19,6 +20,7 @@ from .judging import judge_pickled
 from .literals import key_parts
 from .pickling import shift_memo
 from .store import File
+from .table import GROUP_CELLS, INODE, UPTO, bits_for, block_parts, hash_key, make_slots, modulus, slots_for
 from .values import encode
 
 Parts = list[Union[bytes, Payload]]
@@ -199,23 +201,37 @@ class Builder:
         self.sparse = sparse
         self.memo = fmt.MEMO_START
         self.end = fmt.HEADER_SIZE
-        self._live = 0
-        self._groups = 0
+        self._groups: dict[int, int] = {}
+        self._modulo = modulus(file.file_id)
+        self._hashes: list[int] = []
+        self._offsets: list[int] = []
         self._run = bytearray()             # what is to be written behind `_written`
         self._written = self.end
         self._synced = False
 
-    def add(self, entry: Stored) -> None:
-        """Add an entry, and before it the globals that it needs and the file has not yet (I10)."""
-        missing = entry.groups & ~self._groups
-        if missing:
-            for group, ops in fmt.GROUPS.items():
-                if missing & group:
-                    self._add([ops], False)
-            self._groups |= missing
+    def add(self, key: Any, entry: Stored) -> None:
+        """Add the entry of a key, and before it the globals that it needs and the file has not yet (I10)."""
+        for group, ops in fmt.GROUPS.items():
+            if entry.groups & group and group not in self._groups:
+                self._groups[group] = self.end
+                self._add([ops], False)
         self.memo += entry.memo             # I8
-        self._live += 1
+        self._hashes.append(hash_key(key, self._modulo))
+        self._offsets.append(self.end)
         self._add(entry.parts, True)
+
+    def _add_index(self) -> int:
+        """Add the index block; return its offset."""
+        block, bits = self.end, bits_for(self.end)
+        n = slots_for(len(self._offsets))
+        cells = {GROUP_CELLS[group]: offset for group, offset in self._groups.items()}
+        cells[INODE] = self.file.identity[1]
+        # Where it ends is known when it is laid out; only the number differs then.
+        parts = block_parts(make_slots(self._hashes, self._offsets, bits), n, bits, cells)
+        end = fmt.encode_record(block, self.file.tag, parts, False)[1]
+        cells[UPTO] = end
+        self._add(block_parts(make_slots(self._hashes, self._offsets, bits), n, bits, cells), False)
+        return block
 
     def _add(self, parts: Parts, entry: bool) -> None:
         pieces, self.end, plain = fmt.encode_record(self.end, self.file.tag, parts, entry)
@@ -268,12 +284,14 @@ class Builder:
     def finish(self, commit: int) -> None:
         """Store the header and, at last, what makes the entries count."""
         file = self.file
+        block = self._add_index() if len(self._offsets) >= tables.INDEX_FROM else 0
         self._run.append(fmt.STOP)
         if self._written > fmt.HEADER_SIZE or len(self._run) > 1:
             self._flush()
-        file.store_cell(fmt.LIVE_OFFSET, self._live)
+        file.store_cell(fmt.LIVE_OFFSET, len(self._offsets))
         file.store_cell(fmt.MEMO_OFFSET, self.memo)
         file.store_cell(fmt.STOP_OFFSET, self.end)
+        file.store_cell(fmt.INDEX_OFFSET, block)
         file.store_cell(fmt.SYNCED_OFFSET, self.end)    # I14: it gets its name when all of it is on the disk
         file.store_cell(fmt.COMMIT_OFFSET, commit)
         if self.end > fmt.HEADER_SIZE:

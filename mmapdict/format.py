@@ -111,6 +111,8 @@ DROPPED = bytes((NONE, TUPLE3, REDUCE))
 REPLACED = bytes((NEWFALSE, TUPLE3, REDUCE))
 # Starts a hidden record that holds checksums of all records before it.
 SEAL = _text("mmapdict seal")
+# Starts a hidden record that tells where the records of keys are.
+INDEX = _text("mmapdict index")
 
 # How files of others start.
 _FOREIGN = ((b"\x93NUMPY", "a .npy file"), (b"\x89HDF\r\n", "an HDF5 file"), (b"SQLite format 3", "an SQLite database"),

@@ -1,11 +1,13 @@
 """What may stand in a record: one judgement for all that look at files without running them."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Union
 
 import numpy as np
 
 from . import format as fmt
+from . import table as tables
 from .arrays import ArrayInfo, MaskedInfo, decode_info
 from .errors import CorruptError
 from .format import Buffer, Record
@@ -21,7 +23,7 @@ _NOT_IN_VALUES = (bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE, fmt.BINPUT
 PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
 _GIVEN = frozenset((0,)).union(*PUT_BY.values())
 
-GROUP, CLEAR, DROP, REPLACE, SEAL, INERT = "group", "clear", "drop", "replace", "seal", "inert"
+GROUP, CLEAR, DROP, REPLACE, SEAL, BLOCK, INERT = "group", "clear", "drop", "replace", "seal", "index block", "inert"
 
 
 class Hidden(NamedTuple):
@@ -61,7 +63,7 @@ def judge_hidden(view: memoryview, record: Record, base: int = 0) -> Hidden:
             raise CorruptError("a deletion that does not end behind its key", None, base + at)
         return Hidden(DROP if tail == fmt.DROPPED else REPLACE, key)
     check_inert(view, start, end)
-    return Hidden(SEAL if is_seal(view, base, record) else INERT)
+    return Hidden(SEAL if is_seal(view, base, record) else BLOCK if tables.is_block(view, base, record) else INERT)
 
 
 def judge_key(view: memoryview, record: Record) -> tuple[Any, int]:
@@ -143,6 +145,80 @@ def _arrays(view: memoryview, info: Union[ArrayInfo, MaskedInfo], at: int) -> li
     except (ValueError, OverflowError, TypeError) as exc:
         raise CorruptError(f"numpy can have no such array: {exc}", None, at) from exc
     return parts
+
+
+def judge_block(view: memoryview, record: Record, end: int, entries: list[int], current: dict[Any, Record],
+                groups: dict[int, int], takes_out: int) -> Iterator[tuple[int, str, Any]]:
+    """Yield where an index block does not say what the records do: an offset, what is wrong, and the key.
+
+    Parameters
+    ----------
+    view : memoryview
+        The bytes of the file, from its start on.
+    record : Record
+        Of the block.
+    end : int
+        Where the records end.
+    entries : list of int
+        Offsets of all entries, dead ones too.
+    current : dict
+        The entries that count, by their keys.
+    groups : dict of int to int
+        The groups of globals that the file has, and the offsets of their records.
+    takes_out : int
+        Offset of the first record that takes out an entry which is live; 0: there is none.
+    """
+    try:
+        start, bits, n = tables.decode_block(view, 0, record)
+    except CorruptError as exc:
+        yield record.offset, exc.message, None
+        return
+    cells = np.frombuffer(view, "<u8", tables.FIRST_SLOT + n, start)
+    front = cells[:tables.FIRST_SLOT].tolist()
+    slots = cells[tables.FIRST_SLOT:]
+    upto = front[tables.UPTO]
+
+    def unlike(cell: int, name: str, expected: Any) -> tuple[int, str, Any]:
+        return start + 8 * cell, f"{name} is {front[cell]}, expected {expected}", None
+
+    if upto > end or upto % fmt.RECORD_ALIGNMENT or upto < fmt.HEADER_SIZE:
+        yield unlike(tables.UPTO, "upto", f"the offset of a record, {end} at most")
+    if 0 < takes_out < upto and not 0 < front[tables.WAITS] <= takes_out:
+        yield unlike(tables.WAITS, "waits", f"{takes_out} at most, and not 0")
+    for group, cell in tables.GROUP_CELLS.items():
+        there = groups.get(group, 0)
+        if front[cell] != there and (front[cell] or there < upto):
+            yield unlike(cell, "the offset of a group of globals", there)
+    counted = {entry.offset: key for key, entry in current.items()}
+    low = np.uint64((1 << bits) - 1)
+    places = np.flatnonzero(slots)
+    taken = slots[places]
+    sound = True
+    strays = ~np.isin((taken & low) << np.uint64(3), np.array(entries, np.uint64))
+    for place in places[strays].tolist():
+        sound = False
+        yield start + 8 * (tables.FIRST_SLOT + place), "a slot that leads to no entry", None
+    free = np.flatnonzero(slots == 0)
+    if not len(free):
+        yield start, "no slot is free", None
+        return
+    place_of = dict(zip(taken.tolist(), places.tolist()))
+    modulo = tables.modulus(bytes(view[fmt.FILE_ID_OFFSET:fmt.COMMIT_OFFSET]))
+    for offset, key in counted.items():
+        if offset < upto:
+            h = tables.hash_key(key, modulo)
+            home = h >> 65 - n.bit_length()
+            at = place_of.get(h & ~int(low) | offset >> 3)
+            # As in a ring: the first free slot behind its home ends the search for it.
+            i = int(np.searchsorted(free, home))
+            last = int(free[i]) if i < len(free) else int(free[0]) + n
+            if at is None or (at if at >= home else at + n) > last:
+                sound = False
+                yield start + 8 * (tables.FIRST_SLOT + home), f"no slot from here on leads to the entry at {offset}", key
+    if sound and front[tables.USED] != len(taken):
+        yield unlike(tables.USED, "used", len(taken))
+    if sound and front[tables.SUM] != int(taken.sum(dtype=np.uint64)):
+        yield unlike(tables.SUM, "sum", int(taken.sum(dtype=np.uint64)))
 
 
 def dirty_fillers(view: memoryview, fillers: list[tuple[int, int]]) -> list[int]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import codecs
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
+from numbers import Number
 from typing import Any, Union
 
 import numpy as np
@@ -65,6 +67,50 @@ def encode_literal(obj: Any) -> bytes:
     if t is dict:
         return b"}(" + b"".join(encode_literal(x) for kv in obj.items() for x in kv) + b"u"
     raise TypeError(f"{t.__name__} has no literal form")
+
+
+def hash_form(key: Any) -> bytes:
+    """Return the literal of a key in the form that it shares with all keys that are equal to it.
+
+    A number that is an integer stands as one: ``1 == 1.0 == True``.
+
+    Raises
+    ------
+    TypeError
+        It is equal to no key, or has no hash.
+    """
+    return encode_literal(_integral(key))
+
+
+def _integral(key: Any) -> Any:
+    t = type(key)
+    if t is str or t is int or t is bytes or key is None:
+        return key
+    if t is float:
+        return int(key) if key.is_integer() else key
+    if t is bool:
+        return int(key)
+    if isinstance(key, tuple):
+        return tuple(map(_integral, key))
+    if isinstance(key, np.generic):
+        return _integral(exact_item(key)) if not isinstance(key, np.void) else _no_key(key)
+    for plain in (str, bytes, int, float):
+        if isinstance(key, plain):
+            return _integral(plain.__new__(plain, key)) if plain is not str else str.__str__(key)
+    if isinstance(key, complex) and not key.imag:
+        return _integral(key.real)
+    if isinstance(key, Number):                     # Decimal, Fraction
+        for number in (int, float):
+            with suppress(TypeError, ValueError, OverflowError):
+                plain_number = number(key)          # type: ignore[call-overload]
+                if plain_number == key:
+                    return _integral(plain_number)
+    return _no_key(key)
+
+
+def _no_key(key: Any) -> Any:
+    hash(key)
+    raise TypeError(f"{type(key).__name__} has no literal form")
 
 
 # How many bytes count what follows an opcode.

@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Optional, Union
 
@@ -35,6 +35,8 @@ from .vacuum import copy_live
 from .verify import Report
 from .verify import verify as verify_file
 from .views import Root, memmap, read_only, root_of
+from .watching import Change, Watcher
+from .writer import Writer
 
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
@@ -89,14 +91,6 @@ class Entry(NamedTuple):
     mask_offset: Optional[int]
     record: int
     record_nbytes: int
-
-
-class Change(NamedTuple):
-    """What happened between two looks: lists of keys, each in the order of the file."""
-
-    added: list[Any]
-    replaced: list[Any]
-    removed: list[Any]
 
 
 class _Closed:
@@ -213,7 +207,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def _attach(self, file: store.File) -> None:
         """Begin to work on `file`."""
         try:
-            index = Index(file, self._durable)
+            index = Writer(file, self._durable)
             seen = file.cells[_COMMIT]
             index.walk()
             index.check_end()
@@ -232,7 +226,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     # -- coming up to date --------------------------------------------------------------------------------------
 
-    def _refresh(self) -> Index:
+    def _refresh(self) -> Writer:
         """Take note of what others changed; return the index. The caller holds the mutex."""
         commit = self._cells[_COMMIT]               # raises when closed
         if commit != self._seen or commit & 1:
@@ -253,7 +247,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _ask_anew(self) -> None:
         """Forget what this handle knows of the keys; the next walk finds it again."""
-        self._index = Index(self._file, self._durable)
+        self._index = Writer(self._file, self._durable)
         self._arrays.clear()
         self._seen = -1
 
@@ -456,9 +450,12 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _entry(self, key: Any, offset: int) -> Entry:
         info, record, at, _, _ = self._info(offset)
-        size = record.end - record.offset
+        return self._entry_of(key, offset, info, at, record.body_end, record.end - record.offset)
+
+    def _entry_of(self, key: Any, offset: int, info: Union[ArrayInfo, MaskedInfo, None], at: int, body_end: int,
+                  size: int) -> Entry:
         if info is None:
-            return Entry(key, values.VALUE, None, None, None, at, record.body_end - at, None, offset, size)
+            return Entry(key, values.VALUE, None, None, None, at, body_end - at, None, offset, size)
         if isinstance(info, MaskedInfo):
             data, mask = info.data, info.mask
             return Entry(key, values.MASKED, data.shape, data.dtype, data.order, data.offset, data.nbytes,
@@ -469,7 +466,15 @@ class MmapDict(MutableMapping[Any, Any]):
     def entries(self) -> list[Entry]:
         """Return the `entry` of every item, in the order of the file. O(n)."""
         with self._mutex:
-            return [self._entry(key, offset) for key, offset in self._refresh().snapshot()]
+            index = self._refresh()
+            snapshot = index.snapshot()
+            described = None if index.batch is not None else index.describe([offset for _, offset in snapshot])
+            if described is None:
+                return [self._entry(key, offset) for key, offset in snapshot]
+            heads, infos = described
+            return [self._entry_of(key, offset, info, at, body_end, end - offset)
+                    for (key, offset), info, at, body_end, end
+                    in zip(snapshot, infos, heads.at.tolist(), heads.body_end.tolist(), heads.end.tolist())]
 
     def info(self) -> dict[str, Any]:
         """Return facts about the file.
@@ -708,7 +713,7 @@ class MmapDict(MutableMapping[Any, Any]):
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
-        self._change(Index.put, key, parts, self._encode(key, value, memo))
+        self._change(Writer.put, key, parts, self._encode(key, value, memo))
 
     def _encode(self, key: Any, value: Any, memo: int) -> Encoded:
         """Return the opcodes of `value`; an error says for which key."""
@@ -745,12 +750,15 @@ class MmapDict(MutableMapping[Any, Any]):
         self._arrays.pop(key, None)
 
     def update(self, other: Any = (), /, **kwargs: Any) -> None:
-        """Set items from a mapping or pairs, then from keyword arguments, one after the other.
+        """Set items from a mapping or pairs, then from keyword arguments, in one step, as in a `batch`.
 
-        An error ends it; what was set before stays. In a `batch` it is all or nothing.
+        They appear together, and an error, of the iteration too, leaves everything as it was. While it goes on others
+        wait who want to change the file.
         """
         self._need_writable()
-        super().update(() if other is self else other, **kwargs)
+        with self._mutex:                           # another thread's batch ends first
+            with nullcontext() if self._index.batch is not None else self.batch():
+                super().update(() if other is self else other, **kwargs)
 
     def create(self, key: Any, shape: Union[int, Iterable[int]], dtype: Any = float, *, order: Order = "C",
                mask: bool = False, sparse: bool = False) -> Any:
@@ -816,7 +824,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._need_writable()
         hash(key)                                   # as a dict: TypeError, and nothing is touched
         with self._mutex:
-            offset = self._change(Index.find, key)
+            offset = self._change(Writer.find, key)
             if offset is not None:
                 return self._load(offset)
         key = plain_key(key)
@@ -832,7 +840,7 @@ class MmapDict(MutableMapping[Any, Any]):
         hash(key)                                   # as a dict: TypeError, and nothing is touched
         with self._mutex:
             while True:
-                offset = self._change(Index.find, key)
+                offset = self._change(Writer.find, key)
                 if offset is None:
                     break
                 value = self._load(offset)
@@ -848,7 +856,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._need_writable()
         with self._mutex:
             while True:
-                last = self._change(Index.last)
+                last = self._change(Writer.last)
                 if last is None:
                     raise KeyError("popitem(): the mapping is empty")
                 key, offset = last
@@ -859,7 +867,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Remove all items, in one step. Arrays that were handed out stay valid."""
-        self._change(Index.clear)
+        self._change(Writer.clear)
         self._arrays.clear()
 
     # -- following others ---------------------------------------------------------------------------------------
@@ -938,24 +946,20 @@ class MmapDict(MutableMapping[Any, Any]):
         Notes
         -----
         Call it before you look at the keys that are there, and iterate after that: so no key is missed, and one
-        that comes in between is seen twice. Costs O(keys) at each change.
+        that comes in between is seen twice. What it costs grows with the changes, and not with the keys: but for who
+        looks so rarely that more than 53 keys were replaced or removed meanwhile, and for `clear` and `vacuum`.
         """
         with self._mutex:
-            file, snapshot = self._snapshot()
-            return self._changes(file, dict(snapshot), self._moment(), timeout)
+            return self._changes(Watcher(self._refresh()), self._moment(), timeout)
 
-    def _changes(self, file: store.File, before: dict[Any, int], moment: _Moment,
-                 timeout: Optional[float]) -> Iterator[Change]:
+    def _changes(self, watcher: Watcher, moment: _Moment, timeout: Optional[float]) -> Iterator[Change]:
         while True:
             next_moment = self._wait(moment, timeout)
             if next_moment is None:
                 return
-            now, snapshot = self._snapshot()
-            after, moment = dict(snapshot), next_moment
-            change = Change([k for k in after if k not in before],
-                            [k for k in after if k in before and (now is not file or after[k] != before[k])],
-                            [k for k in before if k not in after])
-            file, before = now, after
+            moment = next_moment
+            with self._mutex:
+                change = watcher.update(self._refresh())
             if any(change):
                 yield change
 
@@ -986,7 +990,7 @@ class MmapDict(MutableMapping[Any, Any]):
             if not self._writable:
                 return
             index = self._refresh()
-            file, end = self._file, index.end
+            file, end = self._file, index.covered()
             all_dead = not index.waits_for_disk() and not file.cells[_COMMIT] & 1
             file.sync(folder=True)
             if index.batch is None and (end > file.cells[_SYNCED] or index.waits_for_disk()):
@@ -1072,7 +1076,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def unseal(self) -> None:
         """Take the seal off, so that arrays handed out from now on can be written to."""
-        self._change(Index.unseal)
+        self._change(Writer.unseal)
         self._arrays.clear()
 
     def _no_batch(self, what: str) -> None:
@@ -1109,8 +1113,10 @@ class MmapDict(MutableMapping[Any, Any]):
                         if self._index.waits_for_disk():        # else somebody died meanwhile: the next one mends it
                             self._file.sync()
                             self._index.settle(self._index.end)
+                self._index.let_go()
                 self._file.trim(self._index.end)
         finally:
+            self._index.let_go()
             self._file.close()
 
     @property
@@ -1220,13 +1226,13 @@ def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     return sizes
 
 
-def _put_new(index: Index, key: Any, *args: Any) -> tuple[Optional[int], Optional[int]]:
+def _put_new(index: Writer, key: Any, *args: Any) -> tuple[Optional[int], Optional[int]]:
     """Put an entry if there is none. Return the offset of the one that was there, and of the new one."""
     old = index.find(key)
     return old, index.put(key, *args) if old is None else None
 
 
-def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected: int = 0, last: bool = False) -> bool:
+def _remove(index: Writer, key: Any, file: Optional[store.File] = None, expected: int = 0, last: bool = False) -> bool:
     """Remove a key; with `file`, if its record is the expected one of that file (and the last); say whether."""
     if file is not None and index.file is not file:
         return False
@@ -1237,7 +1243,7 @@ def _remove(index: Index, key: Any, file: Optional[store.File] = None, expected:
     return True
 
 
-def _vacuum(index: Index, path: str) -> int:
+def _vacuum(index: Writer, path: str) -> int:
     """Put a new file with the live records in the place of the index's file; return how much shorter it is."""
     file = index.file
     path = os.path.realpath(path)
@@ -1260,7 +1266,7 @@ def _vacuum(index: Index, path: str) -> int:
     return before - after
 
 
-def _seal(index: Index) -> None:
+def _seal(index: Writer) -> None:
     """Seal the file, unless it is."""
     if index.sealed:
         return
@@ -1269,14 +1275,14 @@ def _seal(index: Index) -> None:
     try:
         file.sync()                     # I14: so that nothing that does not count stays live
         index.settle(index.end)
-        live = [(record.offset, record.end) for record in Index(file).walk() if record.live]
+        live = [(record.offset, record.end) for record in Index(file, whole=True).walk() if record.live]
         index.add_seal(seal_parts(file.window(0, index.end).view, live))
         file.sync(folder=True)
     finally:
         file.disclaim()
 
 
-def _settle(index: Index, file: store.File, end: int) -> None:
+def _settle(index: Writer, file: store.File, end: int) -> None:
     """Take note that all records of `file` before the offset `end` are on the disk."""
     if index.file is file:
         index.settle(end)

@@ -190,7 +190,7 @@ def _build(view: memoryview, found: dict[Any, _Item], report: RepairReport, buil
         except CorruptError as exc:
             report.lost.append(Lost(record.offset, record.end, key, exc.message))
             continue
-        builder.add(entry)
+        builder.add(key, entry)
         report.saved.append(key)
     builder.finish(2)
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Optional, Union
 
 from . import format as fmt
-from .errors import BusyError, FormatError
+from .errors import BusyError, CorruptError, FormatError
 from .views import Root, make_root
 
 fcntl: Any
@@ -190,10 +190,14 @@ class _OtherOrderCells:
         self._view[8 * i:8 * i + 8] = value.to_bytes(8, "little")
 
 
+def ordered_cells(view: memoryview) -> Any:
+    """Return bytes of a file as little-endian 8-byte cells."""
+    return view.cast("Q") if sys.byteorder == "little" else _OtherOrderCells(view)
+
+
 def header_cells(view: memoryview) -> Any:
-    """Return the header as 8-byte cells: ``cells[fmt.COMMIT_OFFSET >> 3]``."""
-    head = view[:fmt.HEADER_SIZE]
-    return head.cast("Q") if sys.byteorder == "little" else _OtherOrderCells(head)
+    """Return the header as cells: ``cells[fmt.COMMIT_OFFSET >> 3]``."""
+    return ordered_cells(view[:fmt.HEADER_SIZE])
 
 
 def check_regular(status: os.stat_result, path: str) -> None:
@@ -217,15 +221,18 @@ class Window:
         What arrays are views of.
     view : memoryview
         The same bytes.
+    cells : memoryview of 8-byte cells
+        The same, as far as they are whole cells.
     """
 
-    __slots__ = ("start", "end", "root", "view")
+    __slots__ = ("start", "end", "root", "view", "cells")
 
     def __init__(self, start: int, m: mmap.mmap, path: str, mode: str, identity: tuple[int, int]) -> None:
         self.start = start
         self.end = start + len(m)
         self.root: Root = make_root(m, start, path, mode, identity)
         self.view = memoryview(m)
+        self.cells = ordered_cells(self.view[:len(m) & ~7])
 
 
 def _release(path: str, descriptors: list[int]) -> None:
@@ -297,6 +304,7 @@ class File:
         self.tag = fmt.file_tag(self.file_id)
         self.fingerprint = (*self.identity, self.file_id)
         self.windows: list[Window] = []
+        self._cell_window: Optional[Window] = None
         self._roots: list[weakref.ref[Root]] = []
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
@@ -366,6 +374,7 @@ class File:
             w = Window(start, m, self.path, mode, self.identity)
             if many:
                 self.windows.clear()
+                self._cell_window = None
                 self.epoch += 1
                 self._roots = [root for root in self._roots if root() is not None]
             self.windows.append(w)
@@ -377,6 +386,26 @@ class File:
         """Return the byte at `offset`, which is not behind the STOP."""
         w = self.window(offset, offset + 1)
         return w.view[offset - w.start]
+
+    def record(self, offset: int, first: int = fmt.MARK) -> tuple[fmt.Record, Window]:
+        """Return the record at `offset`, which starts with the byte `first`, and a map that holds it whole.
+
+        Raises
+        ------
+        CorruptError
+            There is none.
+        """
+        try:
+            w = self.window(offset, offset + fmt.RECORD_HEAD)
+        except ValueError as exc:
+            raise CorruptError("no record: the file ends before", self.path, offset) from exc
+        try:
+            return fmt.decode_record(w.view, w.start, offset, self.tag, first), w
+        except CorruptError:
+            if w.end >= self.status().st_size:
+                raise
+        w = self.map_window(offset)                     # it may run past what was mapped
+        return fmt.decode_record(w.view, w.start, offset, self.tag, first), w
 
     # -- the stores ---------------------------------------------------------------------------------------------
 
@@ -502,10 +531,19 @@ class File:
             self._write_one(offset, memoryview(bytes((value,))))
 
     def store_cell(self, offset: int, value: int) -> None:
-        """Store the aligned 8-byte cell at `offset` of the header (I1); numbers wrap around, as a damaged one may."""
+        """Store the aligned 8-byte cell at `offset`, of the header (I1) or of an index block (I17).
+
+        Numbers wrap around, as a damaged one may.
+        """
         value &= CELL_MAX
         if self.in_place:
-            self.cells[offset >> 3] = value
+            if offset < fmt.HEADER_SIZE:
+                self.cells[offset >> 3] = value
+                return
+            w = self._cell_window
+            if w is None or not w.start <= offset <= w.end - 8:
+                w = self._cell_window = self.window(offset, offset + 8)
+            w.cells[offset - w.start >> 3] = value
         else:
             self._write_one(offset, memoryview(struct.pack("<Q", value)))
 
@@ -741,6 +779,7 @@ class File:
             Somebody could: another handle that may write, or an array of one, this one's included.
         """
         self.windows.clear()
+        self._cell_window = None
         self.epoch += 1
         self._roots = [root for root in self._roots if root() is not None]
         try:
@@ -806,6 +845,7 @@ class File:
     def _let_go(self) -> None:
         """Let go of the maps; those that arrays are over live on with them."""
         self.windows = []
+        self._cell_window = None
         self.cells = None
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ def copy_live(index: Index, new: File) -> None:
     for _, offset in index.snapshot():
         try:
             record, key, at, view, base = index.read_head(offset)
-            builder.add(stored_parts(view, base, record, key, at, builder.memo))
+            builder.add(key, stored_parts(view, base, record, key, at, builder.memo))
         except CorruptError as exc:
             raise CorruptError(f"{exc.message}; repair copies what is whole", file.path,
                                offset if exc.offset is None else exc.offset) from exc

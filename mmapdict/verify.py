@@ -17,7 +17,7 @@ from .arrays import ArrayInfo
 from .errors import BusyError, CorruptError
 from .finding import VERSION_MAX, Finder, check_start
 from .format import Record
-from .judging import dirty_fillers, judge_hidden, judge_key, judge_value
+from .judging import dirty_fillers, judge_block, judge_hidden, judge_key, judge_value
 from .literals import shown
 from .machine import trace
 from .store import boot_id, full_path, raw_bytes
@@ -38,8 +38,8 @@ class Fault(NamedTuple):
     offset : int
         Where, in bytes from the start of the file.
     kind : str
-        "header", "cut", "record", "alignment", "padding", "key", "value", "globals", "memo", "hidden", "order" or
-        "seal".
+        "header", "cut", "record", "alignment", "padding", "key", "value", "globals", "memo", "hidden", "order",
+        "index" or "seal".
     message : str
     key : object
         Of the entry that it concerns, as far as it is known; else None.
@@ -191,7 +191,7 @@ class _Check:
         self.odd = bool(self.commit & 1)
         self.stop = self._cell(fmt.STOP_OFFSET)
         self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
-        self.groups = 0
+        self.groups: dict[int, int] = {}
         self.current: dict[Any, Record] = {}
         self.superseded: list[tuple[_Live, int, bool]] = []     # what took its place, and whether that is another entry
         self.alive: list[tuple[int, int]] = []
@@ -200,6 +200,8 @@ class _Check:
         self.dead = 0
         self.seal: Optional[Record] = None
         self.last: Optional[Record] = None
+        self.blocks: list[Record] = []
+        self.entries: list[int] = []                        # offsets of all entries, dead ones too
 
     def fault(self, offset: int, kind: str, message: str, key: Any = None) -> None:
         self.report.faults.append(Fault(offset, kind, message, key))
@@ -258,9 +260,6 @@ class _Check:
         if tail != fmt.HEADER_TAIL:
             self.fault(fmt.HEADER_SIZE - len(fmt.HEADER_TAIL), "header",
                        f"expected the opcodes {fmt.HEADER_TAIL.hex(' ')}, found {tail.hex(' ')}")
-        index = self._cell(fmt.INDEX_OFFSET)
-        if index:
-            self.fault(fmt.INDEX_OFFSET, "header", f"an index block at {index}: version {fmt.VERSION} has none")
         state = self._cell(fmt.STATE_OFFSET)
         if state > fmt.SUPERSEDED:
             self.fault(fmt.STATE_OFFSET, "header", f"state {state}: no such state")
@@ -283,7 +282,7 @@ class _Check:
         if not self.broken and self.stop > end:
             self.fault(fmt.STOP_OFFSET, "header", f"stop is {self.stop}, but the records end at {end}: what was behind "
                                                   "is lost, or did not reach the disk before power was cut")
-        stale = [*self._stale_cells(end), *self._out_of_order()]
+        stale = [*self._stale_cells(end), *self._out_of_order(), *(() if self.broken else self._judge_index(end))]
         restarted = self.view[fmt.BOOT_ID_OFFSET:fmt.SYNCED_OFFSET] != boot_id()
         if self.odd:
             self.report.notes.append("a writer died inside; the next one puts the header and the order of records "
@@ -310,6 +309,23 @@ class _Check:
             if not low <= self._cell(offset) <= high:
                 span = f"{low}" if low == high else f"{low} to {high}"
                 yield Fault(offset, "header", f"{name} is {self._cell(offset)}; the records say {span}")
+
+    def _judge_index(self, end: int) -> Iterator[Fault]:
+        """Yield what the header's index block, or another, says that the records do not (I17)."""
+        at = self._cell(fmt.INDEX_OFFSET)
+        block = None
+        for record in self.blocks:
+            if record.offset == at:
+                block = record
+            else:
+                yield Fault(record.offset, "index", f"a live index block; the header names that at {at}")
+        if block is None:
+            if at:
+                yield Fault(fmt.INDEX_OFFSET, "header", f"index is {at}: there is no live index block")
+            return
+        least = min((by for _, by, _ in self.superseded), default=0)
+        for offset, message, key in judge_block(self.view, block, end, self.entries, self.current, self.groups, least):
+            yield Fault(offset, "index", message, key)
 
     # -- records ------------------------------------------------------------------------------------------------
 
@@ -381,7 +397,9 @@ class _Check:
                                                    f"{fmt.RECORD_ALIGNMENT}")
         if not record.live:
             self.dead += record.end - record.offset
-            if seals.is_seal(self.view, 0, record):
+            if record.entry:
+                self.entries.append(record.offset)
+            elif seals.is_seal(self.view, 0, record):
                 self.seal = record
             return
         self.alive.append((record.offset, record.end))
@@ -403,6 +421,7 @@ class _Check:
                                                  f"{fmt.BIG_PAYLOAD} expected")
 
     def _entry(self, record: Record) -> None:
+        self.entries.append(record.offset)
         try:
             key, at = judge_key(self.view, record)
         except CorruptError as exc:
@@ -425,7 +444,7 @@ class _Check:
             return
         if arrays:
             for group, name in ((fmt.ARRAYS, "arrays"), (fmt.MASKS, "masks")):
-                if groups & ~self.groups & group:
+                if groups & group and group not in self.groups:
                     self.fault(at, "globals", f"no record of the group {name!r} stands before this array", key)
             for info in arrays:
                 if info.nbytes:
@@ -492,7 +511,7 @@ class _Check:
                        f"a hidden record: {exc.message}")
             return
         if kind == judging.GROUP:
-            self.groups |= what
+            self.groups.setdefault(what, record.offset)
             self._memo(judging.PUT_BY[what], record, None)
             return
         if kind == judging.CLEAR:
@@ -507,6 +526,8 @@ class _Check:
             self._take_out(what, record.offset)
         elif kind == judging.SEAL:
             self.seal = record
+        elif kind == judging.BLOCK:
+            self.blocks.append(record)
 
     def _take_out(self, key: Any, by: int) -> None:
         old = self.current.pop(key, None)

@@ -306,7 +306,7 @@ def test_the_disk_is_full_inside_and_the_batch_goes_on(d, monkeypatch):
         d["x"] = 1
         monkeypatch.setattr(type(d._file), "write", full)
         with pytest.raises(OSError):
-            d["y"] = np.zeros(1000)
+            d["y"] = np.zeros(100_000)
         monkeypatch.setattr(type(d._file), "write", real)
         d["z"] = 2
     check(d, {"a": 1, "b": np.arange(3), "c": [2], "x": 1, "z": 2})

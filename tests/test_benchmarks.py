@@ -12,14 +12,20 @@ import pytest
 
 pytest.importorskip("resource", reason="the benchmarks measure against flock and /proc")
 
-from benchmarks import against, field  # noqa: E402
+from benchmarks import field, fresh, page  # noqa: E402
 from benchmarks.__main__ import against_peers, main  # noqa: E402
-from benchmarks.against import CASES, CONTESTS, nested, plain_of  # noqa: E402
-from benchmarks.field import Scale, race, small_array, small_key  # noqa: E402
+from benchmarks.adapter import Peer, Unable, size_of  # noqa: E402
+from benchmarks.against import CONTESTS  # noqa: E402
+from benchmarks.bench import Sizes  # noqa: E402
+from benchmarks.data import CASES, SMALL, nested, plain_of, small_array, small_key  # noqa: E402
+from benchmarks.field import Scale, race  # noqa: E402
+from benchmarks.floors import Board  # noqa: E402
 from benchmarks.harness import Row, Samples, Target, alternate, compare, run_child, table  # noqa: E402
-from benchmarks.peers import PEERS, Peer, Unable, missing, size_of  # noqa: E402
-from benchmarks.scoreboard import Cell, Line, Report, cells, draw, write_markdown  # noqa: E402
-from benchmarks.workloads import WORKLOADS, Sizes  # noqa: E402
+from benchmarks.peers import PEERS, missing  # noqa: E402
+from benchmarks.plots import draw  # noqa: E402
+from benchmarks.scoreboard import Cell, Line, Report, behind, cells  # noqa: E402
+from benchmarks.targets import BATCH, GET, OPEN, PUT, beside_peers  # noqa: E402
+from benchmarks.workloads import WORKLOADS  # noqa: E402
 
 
 def test_every_workload_gives_rows_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +113,7 @@ def test_a_peer_stores_arrays_and_reads_them_back(peer: type[Peer], tmp_path: Pa
     except Unable as exc:
         assert str(exc)
     store.close()
-    assert size_of(tmp_path) >= 3 * 80
+    assert size_of(tmp_path) >= 3 * SMALL * 8
     store = peer(tmp_path, "r")
     left = [small_key(number) for number in (0, 3, 4)]
     assert sorted(store.keys()) == left
@@ -120,6 +126,7 @@ def test_a_peer_stores_arrays_and_reads_them_back(peer: type[Peer], tmp_path: Pa
         store.get(small_key(2))
     del found, array  # lmdb's are views of its transaction
     store.close()
+    assert fresh.look(peer.module, peer.look, str(tmp_path / "store"), small_key(3)).first == 3
 
 
 def test_a_peer_keeps_other_values_and_other_arrays(peer: type[Peer], tmp_path: Path) -> None:
@@ -151,16 +158,16 @@ def test_a_masked_array_comes_back_or_is_refused(peer: type[Peer], tmp_path: Pat
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the functions of child processes in this one: dozens of interpreters would take too long."""
-    for module in (against, field):
-        monkeypatch.setattr(module, "run_child", lambda function, *args: function(*args))
+    monkeypatch.setattr(field, "run_child", lambda function, *args: function(*args))
 
 
 def test_all_contests_give_lines_json_and_a_page(
     here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report, page = tmp_path / "report.json", tmp_path / "docs" / "page.md"
+    report, report_page = tmp_path / "report.json", tmp_path / "docs" / "page.md"
     names = [name for name in CONTESTS if name != "follow"]
-    arguments = ["--only", "npy,npz,sqlite3", "--json", str(report), "--markdown", str(page), "--dir", str(tmp_path)]
+    files = ["--json", str(report), "--markdown", str(report_page), "--dir", str(tmp_path)]
+    arguments = ["--only", "npy,npz,sqlite3", *files]
     assert against_peers([*names, *arguments], Scale.tiny()) == 0
     printed = capsys.readouterr().out
     content = json.loads(report.read_text())
@@ -176,7 +183,9 @@ def test_all_contests_give_lines_json_and_a_page(
             assert (cell["value"] is None) == bool(cell["reason"])
             assert not cell["reason"].startswith("failed")
     assert "keeps no mask" in printed
-    assert page.read_text().endswith(printed)
+    assert report_page.read_text().endswith(printed)
+    assert "## Where a peer wins" in printed and f"{OPEN}: 16 keys against 8 keys" in printed
+    assert set(content["took"]) == set(names)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["docs", "report.json"]
     assert against_peers(["--load", str(report)]) == 0
     assert capsys.readouterr().out == printed
@@ -248,5 +257,54 @@ def test_plots_show_lines_that_grow(tmp_path: Path) -> None:
     plots = draw(report, tmp_path / "plots")
     assert [path.name for path in plots] == ["get.svg"]
     assert "mmapdict" in plots[0].read_text() and "zarr" not in plots[0].read_text()
-    write_markdown(tmp_path / "page.md", report, plots)
+    page.write(tmp_path / "page.md", report, plots=plots)
     assert "](plots/get.svg)" in (tmp_path / "page.md").read_text()
+
+
+def test_parts_of_a_run_and_its_floors_make_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts, floors = [tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "floors.json"
+    for part, workload in zip(parts, ("metadata", "put"), strict=True):
+        assert against_peers([workload, "--only", "npy", "--json", str(part)], Scale.tiny()) == 0
+    assert main(["bytes", "--json", str(floors)], Sizes.tiny()) == 0
+    capsys.readouterr()
+    assert against_peers(["--load", *map(str, parts), "--floors", str(floors)]) == 0
+    printed = capsys.readouterr().out
+    for part in ("Against the floors", "bytes: record of a small array", "reload the list", PUT[1:], BATCH[1:]):
+        assert part in printed
+
+
+def test_a_figure_that_was_measured_again_is_the_later_one() -> None:
+    def report(value: float, *titles: str) -> Report:
+        lines = [Line(title, "all", "us", {"mmapdict": Cell(value)}) for title in titles]
+        return Report({"date": value}, {"mmapdict": "1"}, [], lines, {titles[0]: value})
+
+    merged = Report.merged([report(1.0, "a", "b"), report(2.0, "c", "a")])
+    assert [(line.table, line.ours) for line in merged.lines] == [("a", 2.0), ("b", 1.0), ("c", 2.0)]
+    assert (merged.environment["date"], merged.took) == ("1.0, 2.0", {"a": 1.0, "c": 2.0})
+
+
+def test_the_targets_beside_peers_are_found_in_the_figures() -> None:
+    figures = {GET: (2.0, 1.0), PUT: (9.0, 4.0), BATCH: (3.0, 1.0)}
+    lines = [
+        Line(title, "8 keys", "us", {"mmapdict": Cell(ours), "lmdb": Cell(other)}, 8)
+        for title, (ours, other) in figures.items()
+    ]
+    rows = {row.workload: row for row in beside_peers(lines)}
+    assert set(rows) == {GET, BATCH}
+    assert (rows[GET].ratio, rows[GET].met, rows[BATCH].ratio, rows[BATCH].met) == (2.0, False, 0.75, True)
+    assert "**get" in behind(lines) and "8 keys: lmdb 0.50x" in behind(lines)
+    assert Row.from_json(json.loads(json.dumps(rows[GET].as_json()))) == rows[GET]
+
+
+def test_a_fresh_process_reads_and_says_what_broke() -> None:
+    found = fresh.look("os", "value = [float(key)]", "nothing", "7")
+    assert found.first == 7.0 and 0 <= found.apart <= found.beyond < found.whole
+    with pytest.raises(fresh.Broken, match="KeyError: 'nothing'"):
+        fresh.look("os", "value = {}[path]", "nothing", "7")
+
+
+def test_a_board_tells_the_age_of_each_number(tmp_path: Path) -> None:
+    board = Board(str(tmp_path / "board"))
+    for number in (1, 2):
+        board.publish(number)
+    assert board.number() == 2 and board.age(1) >= board.age(2) >= 0

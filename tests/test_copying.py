@@ -147,7 +147,7 @@ def build(path, items, source=None, sparse=False):
         builder = copying.Builder(new, source, sparse)
         for key, value in items:
             encoded = value if hasattr(value, "parts") else encode(value, builder.memo)
-            builder.add(copying.Stored(fmt.join_parts(key_parts(key), encoded.parts), encoded.groups, encoded.memo))
+            builder.add(key, copying.Stored(fmt.join_parts(key_parts(key), encoded.parts), encoded.groups, encoded.memo))
         builder.finish(8)
     return path.read_bytes()
 
@@ -176,7 +176,7 @@ def test_until_it_is_finished_a_file_is_empty(path, tmp_path):
             for n in range(5):
                 encoded = encode(np.arange(1 << 17), builder.memo)
                 data = laid_out(256, fmt.join_parts(key_parts(n), encoded.parts))
-                builder.add(cut(data, 256, builder.memo)[1])
+                builder.add(*cut(data, 256, builder.memo))
                 with open(new.path, "rb") as f:
                     assert pickle.load(f) == {}
             1 / 0

@@ -203,7 +203,7 @@ def test_a_file_that_was_cut_at_a_page(tmp_path):
     prepare(path, {})
     with mmapdict.open(path) as d:
         while len(faults.used(path.read_bytes())) <= 4096:
-            d[len(d)] = 1
+            d[f"key {len(d):020}"] = 1      # 64 bytes each
         *_, last, stop = faults.records(path.read_bytes())
     assert stop == 4096
     check_refused(with_bytes(path, path.read_bytes()[:4096]), CorruptError, "STOP")

@@ -312,7 +312,7 @@ def test_a_killed_writer_that_makes_a_mistake_is_noticed(name, mistake, tmp_path
 
 def test_a_writer_that_does_not_mend_is_noticed(tmp_path, recorder, monkeypatch):
     case = record(recorder, tmp_path / "written", "replace an array")
-    monkeypatch.setattr(mmapdict.mapping.Index, "begin", lambda index, *arguments: index.walk())
+    monkeypatch.setattr(mmapdict.mapping.Writer, "begin", lambda index, *arguments: index.walk())
     with pytest.raises((Objection, AssertionError)):
         check_killed(case, tmp_path / "killed")
     (tmp_path / "killed").unlink()

@@ -116,7 +116,7 @@ OPERATIONS = {
     "update with nothing": lambda m: m.update(),
     "update with no mapping": lambda m: m.update(5),
     "update with short pairs": lambda m: m.update([(1,)]),
-    "update that fails half-way": lambda m: m.update([("u", 1), ([], 2), ("v", 3)]),
+    "update that fails at once": lambda m: m.update([([], 2), ("v", 3)]),
     "update with two mappings": lambda m: m.update({}, {}),
     "clear": lambda m: m.clear(),
     "clear and go on": lambda m: (m.clear(), m.clear(), m.__setitem__("a", 1), len(m)),
@@ -149,6 +149,21 @@ OPERATIONS = {
     "reversed views": lambda m: ([k for k, _ in reversed(m.items())], list(reversed(m.values()))[0]),
     "fill again": lambda m: (m.clear(), m.update(a=1), m.popitem(), m.update(b=2), list(m)),
 }
+
+
+def test_an_update_is_all_or_nothing(d):
+    d["a"] = 1
+    for pairs in ([("u", 1), ([], 2), ("v", 3)], [("a", 2), ("b", object)], [("a", 2), 5]):
+        with pytest.raises((TypeError, ValueError, mmapdict.UntrustedError)):
+            d.update(pairs)
+        check(d, {"a": 1})
+    d.update([("u", 1), ("a", 2)], v=d["a"])
+    check(d, {"u": 1, "a": 2, "v": 1})
+    with d.batch():
+        d.update(w=1)
+        d.update(d)
+    check(d, {"u": 1, "a": 2, "v": 1, "w": 1})
+
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -134,6 +134,7 @@ def test_what_is_replaced_twice_in_a_batch_waits_as_well(path):
         d.sync()
         with d.batch():
             d["a"] = "second"
+            assert d["a"] == "second"       # what was gathered is written before it is read
             before = path.read_bytes()
             cut = d._index.batch.end
             d["a"] = "third"
