@@ -397,7 +397,7 @@ def _put_big_memory(folder: str, nbytes: int) -> float:
 
 
 def fill_hole(bench: Bench) -> Iterator[Row]:
-    """Create a hole and fill it frame by frame through the map. Floor: the same over numpy.memmap on a fallocated file.
+    """Create a hole and fill it frame by frame. Floor: the same through numpy.memmap, on a fallocated file.
 
     The pages of a shared map count as resident, but they are page cache which the system takes back when it needs
     to; so the memory that filling costs is the anonymous part alone.

@@ -29,19 +29,27 @@ Reading the source, from low to high; each module imports only what stands befor
 - `index`: keys -> offsets, and the sequences of stores that change them
 - `copying`, `vacuum`, `repair`: records copied into a new file
 - `scan`, `verify`: a file looked at as a whole
-- `dictviews`: what `keys`, `values` and `items` give
+- `dictviews`: what `entry`, `keys`, `values` and `items` give
 - `mapping`: `MmapDict`
 - `cli`, `demo`: the command line
 
 The file format is specified in docs/format.md.
 """
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from .errors import (BusyError, ClosedError, CorruptError, FormatError, MmapDictError, ReadOnlyError,
                      UntrustedError)
-from .mapping import Batch, Change, Entry, MmapDict, open
-from .repair import Lost, RepairReport, repair
-from .scan import Global, ScanReport, scan
-from .verify import Fault, Report, verify
+from .mapping import Batch, MmapDict, open
 from .views import memmap
+
+if TYPE_CHECKING:
+    from .dictviews import Entry
+    from .repair import Lost, RepairReport, repair
+    from .scan import Global, ScanReport, scan
+    from .verify import Fault, Report, verify
+    from .watching import Change
 
 __version__ = "0.1.0"
 
@@ -49,6 +57,31 @@ __all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry
            "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "ScanReport",
            "UntrustedError", "memmap", "open", "repair", "scan", "verify"]
 
+# Names whose modules are imported when they are first asked for: who opens a file and reads an array needs none of
+# them, and would wait for them in every new process.
+_LATER = {"Change": "watching", "Entry": "dictviews", "Fault": "verify", "Global": "scan", "Lost": "repair",
+          "RepairReport": "repair", "Report": "verify", "ScanReport": "scan", "repair": "repair", "scan": "scan",
+          "verify": "verify"}
+
+
+if not TYPE_CHECKING:                   # else every misspelt name would be one of the package
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
+
+class _Package(ModuleType):
+    """This module: `repair`, `scan` and `verify` stay functions when their modules, which have the same names, come."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _LATER.get(name) == name:
+            value = getattr(value, name)        # Python makes each module that it imports an attribute of its package
+        super().__setattr__(name, value)
+
+
+import_module(__name__).__class__ = _Package

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import numpy as np
 
@@ -55,7 +55,9 @@ def dtype_spec(dtype: np.dtype[Any], aligned: bool = False) -> Any:
     return (f"|V{dtype.itemsize}", spec) if aligned and not (dtype.isalignedstruct and dtype.names) else spec
 
 
-_SIMPLE_SPEC = re.compile(r"[|<>](?:[biufcSUV]\d{1,10}|[Mm]8(?:\[\d{0,10}[A-Za-z]{1,7}\])?)")
+# Compiled, by `re` itself, for the first spec that is none of the most frequent ones.
+_SIMPLE_SPEC = r"[|<>](?:[biufcSUV]\d{1,10}|[Mm]8(?:\[\d{0,10}[A-Za-z]{1,7}\])?)"
+_FREQUENT_SPECS = frozenset("|b1 |i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8 <c8 <c16".split())
 
 
 def check_spec(spec: Any, aligned: bool = False) -> None:
@@ -64,7 +66,7 @@ def check_spec(spec: Any, aligned: bool = False) -> None:
     `numpy.dtype` takes much more, runs parsers of several kinds over texts, and does not survive everything.
     """
     if type(spec) is str:
-        if not _SIMPLE_SPEC.fullmatch(spec):
+        if spec not in _FREQUENT_SPECS and not re.fullmatch(_SIMPLE_SPEC, spec):
             raise ValueError(f"{shown(spec)} describes no simple dtype")
     elif type(spec) is tuple and len(spec) == 2:
         base, rest = spec
@@ -132,12 +134,15 @@ def exact_spec(dtype: np.dtype[Any]) -> Any:
         return None
 
 
-class DtypeOps(NamedTuple):
+class DtypeOps:
     """How a dtype is written in an array record."""
 
-    ops: bytes           # push the dtype
-    foreign: bool        # BUILD would turn its byte order into the native one
-    alignment: int
+    __slots__ = ("ops", "foreign", "alignment")
+
+    def __init__(self, ops: bytes, foreign: bool, alignment: int) -> None:
+        self.ops = ops                  # push the dtype
+        self.foreign = foreign          # BUILD would turn its byte order into the native one
+        self.alignment = alignment
 
 
 _dtype_ops: dict[tuple[type, str], DtypeOps] = {}
@@ -195,17 +200,22 @@ def array_order(array: np.ndarray[Any, Any]) -> Order:
     return "F" if flags.f_contiguous and not flags.c_contiguous else "C"
 
 
-class _Template(NamedTuple):
+class _Template:
     """All that stands around an array's bytes, the same for arrays of one dtype, shape and order."""
 
-    dtype: np.dtype[Any]         # kept, so that its identity is not another's
-    names: Any                   # of its fields: ``array.dtype.names = ...`` changes a dtype in place
-    head: bytes
-    payload: Payload             # without data
-    tail: bytes
-    nbytes: int
-    ops: bytes                   # head and the payload's own opcode
-    small: bool                  # whether format.encode_small can lay it out, behind a key of up to KEY_MAX bytes
+    __slots__ = ("dtype", "names", "head", "payload", "tail", "nbytes", "ops", "small")
+
+    def __init__(self, dtype: np.dtype[Any], head: bytes, payload: Payload, tail: bytes, nbytes: int) -> None:
+        self.dtype = dtype              # kept, so that its identity is not another's
+        self.names = dtype.names        # ``array.dtype.names = ...`` changes a dtype in place
+        self.head = head
+        self.payload = payload          # without data
+        self.tail = tail
+        self.nbytes = nbytes
+        self.ops = head + payload.head
+        # Whether format.encode_small can lay it out, behind a key of up to KEY_MAX bytes.
+        self.small = (nbytes <= COPY_MAX and payload.alignment <= fmt.SMALL_ALIGNMENT
+                      and len(self.ops) + KEY_MAX <= fmt.SPAN_MAX)
 
 
 _templates: dict[tuple[int, tuple[int, ...], bool], _Template] = {}
@@ -236,10 +246,7 @@ def _template(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> Op
             head = (_NDARRAY + b"(" + literal + ops.ops + _BUILD + b"(" + encode_literal(padded) + b"t"
                     + _get[fmt.UINT8] + b"\x89")
             tail = _BUILT + (b"K\x00N\x8c\x01Ft\x81" if fortran else b"t\x81")
-        ops_all = head + payload.head
-        small = (nbytes <= COPY_MAX and payload.alignment <= fmt.SMALL_ALIGNMENT
-                 and len(ops_all) + KEY_MAX <= fmt.SPAN_MAX)
-        template = _Template(dtype, dtype.names, head, payload, tail, nbytes, ops_all, small)
+        template = _Template(dtype, head, payload, tail, nbytes)
         if len(_templates) >= TEMPLATES_MAX:
             _templates.clear()
         if dtype.fields is None or all(field[0].base.names is None for field in dtype.fields.values()):
@@ -255,9 +262,13 @@ class EncodedArray:
     template : _Template
     data : bytes or numpy.ndarray
         Its bytes, if it is small, else itself.
+    groups, memo, base : int
+        As in `values.Encoded`.
     """
 
     __slots__ = ("template", "data")
+    groups = fmt.ARRAYS
+    memo = base = 0
 
     def __init__(self, template: _Template, data: Any) -> None:
         self.template = template
@@ -396,7 +407,7 @@ def raw_bytes(payload: Payload) -> bytes:
 
 # -- decoding ---------------------------------------------------------------------------------------------------
 
-class ArrayInfo(NamedTuple):
+class ArrayInfo:
     """Where an array stands in the file, and what it is.
 
     Attributes
@@ -406,20 +417,27 @@ class ArrayInfo(NamedTuple):
         Of its first element, from the start of the file, and of all its elements.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Order
-    offset: int
-    nbytes: int
+    __slots__ = ("shape", "dtype", "order", "offset", "nbytes")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Order, offset: int, nbytes: int) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.order: Order = order
+        self.offset = offset
+        self.nbytes = nbytes
 
 
-class MaskedInfo(NamedTuple):
+class MaskedInfo:
     """A masked array: its data, its mask (None: nomask), its fill value (None: not set) and hardness."""
 
-    data: ArrayInfo
-    mask: Optional[ArrayInfo]
-    fill_value: Optional[np.ndarray[Any, Any]]
-    hard_mask: bool
+    __slots__ = ("data", "mask", "fill_value", "hard_mask")
+
+    def __init__(self, data: ArrayInfo, mask: Optional[ArrayInfo], fill_value: Optional[np.ndarray[Any, Any]],
+                 hard_mask: bool) -> None:
+        self.data = data
+        self.mask = mask
+        self.fill_value = fill_value
+        self.hard_mask = hard_mask
 
 
 _dtypes: dict[bytes, np.dtype[Any]] = {}
@@ -576,7 +594,7 @@ def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) ->
     if known is not None:
         behind, last = covered - base + known.nbytes + len(_BUILT), end - base
         if behind <= last and buf[behind - len(_BUILT):behind] == _BUILT and skip_filler(buf, behind, last) == last:
-            return known._replace(offset=covered)
+            return ArrayInfo(known.shape, known.dtype, known.order, covered, known.nbytes)
     cursor = _Cursor(buf, base, pos, end)
     info: Union[ArrayInfo, MaskedInfo, None] = cursor.array()
     if info is None:

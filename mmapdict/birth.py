@@ -4,7 +4,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,13 +17,13 @@ from .store import (HAVE_TMPFILE, O_BINARY, OPEN_PINS, File, ReplacedError, boot
 MODES = ("r", "r+", "a", "w", "x")
 # What `link` says where there are none: FAT on Linux, on macOS, on Windows; FUSE; Android; a limit is reached.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EACCES, errno.EMLINK)
-LITTER = re.compile(r"\.[0-9a-f]{16}\.mmapdict-new")
+LITTER = r"\.[0-9a-f]{16}\.mmapdict-new"
 LITTER_AGE_S = 60
 
 
 def new_content() -> bytes:
     """Return the bytes of an empty file: header and STOP."""
-    return fmt.encode_header(secrets.token_bytes(16), boot_id()) + bytes((fmt.STOP,))
+    return fmt.encode_header(os.urandom(16), boot_id()) + bytes((fmt.STOP,))
 
 
 def create_file(path: str, content: bytes, durable: bool = False) -> bool:
@@ -97,7 +96,7 @@ def _link_or_write(path: str, content: bytes, durable: bool) -> bool:
 
 def _name_beside(path: str) -> str:
     """Return a name that is not taken in the folder of `path`; not `path` and more, which could be too long."""
-    return os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.mmapdict-new")
+    return os.path.join(os.path.dirname(path), f".{os.urandom(8).hex()}.mmapdict-new")
 
 
 def _write_new(path: str, content: bytes, durable: bool = False) -> None:
@@ -294,7 +293,7 @@ def clear_litter(folder: str) -> None:
     One that is in the making is locked, or younger than a minute.
     """
     with suppress(PermissionError):             # a folder that may not be listed
-        for name in filter(LITTER.fullmatch, os.listdir(folder)):
+        for name in filter(re.compile(LITTER).fullmatch, os.listdir(folder)):
             path = os.path.join(folder, name)
             with suppress(OSError):
                 with _opened(path) as fd:

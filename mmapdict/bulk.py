@@ -475,7 +475,6 @@ def _fill(infos: list[_Info], alone: _Array, buf: _Array, base: int, rows: _Arra
     fits = fits[(_every(buf, "<u2")[behind - len(_BUILT)] == _BUILT_WORD) & (filler | (behind == last))]
     rows = rows[fits]
     alone[rows] = False
-    make = tuple.__new__            # what ArrayInfo(...) calls in the end
     for i, group, offset in zip(rows.tolist(), groups[fits].tolist(), covered[fits].tolist()):
         shape, dtype, order, size = known[group]
-        infos[i] = make(ArrayInfo, (shape, dtype, order, offset, size))
+        infos[i] = ArrayInfo(shape, dtype, order, offset, size)

@@ -1,17 +1,68 @@
-"""The live views that `keys`, `values` and `items` give, and when two values are equal."""
+"""What a mapping says of its items: `Entry`, the live views that `keys`, `values` and `items` give, what is equal."""
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
+
+from .arrays import ArrayInfo, MaskedInfo
+from .values import ARRAY, MASKED, VALUE
 
 _missing: Any = object()
 _value = itemgetter(1)
 
 SHOWN = 10          # keys, in a repr
+
+
+class Entry(NamedTuple):
+    """What is known of an item without loading its value.
+
+    Attributes
+    ----------
+    key : object
+    kind : str
+        ``"array"``, ``"masked"`` (both mapped) or ``"value"`` (pickled).
+    shape : tuple of int, or None for a value
+    dtype : numpy.dtype, or None for a value
+    order : str, or None for a value
+        ``"C"`` or ``"F"``.
+    offset : int
+        Of the array's first element, or of the value's opcodes, in bytes from the start of the file.
+    nbytes : int
+        Of the elements, or of the opcodes.
+    mask_offset : int or None
+        Of a masked array's mask; None: it has none.
+    record : int
+        Offset of the whole record.
+    record_nbytes : int
+        What the item takes in the file, all in all.
+    """
+
+    key: Any
+    kind: str
+    shape: Optional[tuple[int, ...]]
+    dtype: Optional[np.dtype[Any]]
+    order: Optional[str]
+    offset: int
+    nbytes: int
+    mask_offset: Optional[int]
+    record: int
+    record_nbytes: int
+
+
+def entry_of(key: Any, offset: int, info: Union[ArrayInfo, MaskedInfo, None], at: int, body_end: int,
+             size: int) -> Entry:
+    """Return the entry of the record of `size` bytes at `offset`, whose value, `info`, starts at `at`."""
+    if info is None:
+        return Entry(key, VALUE, None, None, None, at, body_end - at, None, offset, size)
+    if isinstance(info, MaskedInfo):
+        data, mask = info.data, info.mask
+        return Entry(key, MASKED, data.shape, data.dtype, data.order, data.offset, data.nbytes,
+                     None if mask is None else mask.offset, offset, size)
+    return Entry(key, ARRAY, info.shape, info.dtype, info.order, info.offset, info.nbytes, None, offset, size)
 
 
 class _View:

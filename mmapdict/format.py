@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 from zlib import crc32
 
 from .errors import CorruptError, FormatError
@@ -35,6 +35,7 @@ EMPTY_TUPLE, TUPLE, EMPTY_LIST, APPENDS, SETITEMS = 0x29, 0x74, 0x5D, 0x65, 0x75
 TUPLE1, TUPLE3, REDUCE = 0x85, 0x87, 0x52
 
 LIVE, DEAD = BINFLOAT, BINBYTES8
+CELL_MAX = (1 << 64) - 1
 
 # -- header -----------------------------------------------------------------------------------------------------
 VERSION = 1
@@ -300,15 +301,10 @@ def _gap(position: int, payload: Payload) -> int:
     return gap + payload.alignment if 0 < gap < 3 else gap
 
 
-class _Layout(NamedTuple):
-    """What two small entries have in common whose parts have equal lengths and whose places equal remainders."""
-
-    length: int
-    begin: bytes         # Op, length, BINGET 0, the head of the check
-    pad: bytes           # of the check, and its POP
-    close: bytes         # filler, SETITEM, POP_MARK, STOP
-    size: int
-
+# What two small entries have in common whose parts have equal lengths and whose places equal remainders: the length;
+# Op, length, BINGET 0, the head of the check; the pad of the check, and its POP; filler, SETITEM, POP_MARK, STOP; the
+# size.
+_Layout = tuple[int, bytes, bytes, bytes, int]
 
 _layouts: dict[tuple[int, int, int, int], _Layout] = {}
 LAYOUTS_MAX = 1 << 12
@@ -341,8 +337,8 @@ def encode_small(offset: int, tag: int, ops: bytes, payload: Payload, data: byte
         template = Payload(b"", data, len(data), payload.alignment)
         pieces, end, _ = encode_record(offset, tag, [ops, template, tail])
         op_length, root, head, _, pad, pop, _, _, last = pieces
-        layout = _Layout(end - offset - RECORD_HEAD - 1, op_length + root + head, pad + pop,
-                         last[len(tail):] + bytes((STOP,)), end - offset)
+        layout = (end - offset - RECORD_HEAD - 1, op_length + root + head, pad + pop,
+                  last[len(tail):] + bytes((STOP,)), end - offset)
         if len(_layouts) >= LAYOUTS_MAX:
             _layouts.clear()
         _layouts[key] = layout

@@ -9,21 +9,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from . import format as fmt
 from . import table as tables
 from .arrays import ArrayInfo, MaskedInfo
-from .bulk import Heads, decode_entries, describe
 from .errors import CorruptError
-from .finding import Finder
 from .format import Record
 from .judging import BLOCK, CLEAR, DROP, GROUP, REPLACE, SEAL, Hidden, judge_hidden
-from .literals import check_key, decode_literal, hash_form
+from .literals import check_key, decode_literal, encode_literal, hash_form
 from .store import File, Window
 from .table import Offsets, Table, hash_ops, open_table
+
+if TYPE_CHECKING:
+    from .bulk import Heads         # imported where it is used: one key is found without
 
 COMMIT = fmt.COMMIT_OFFSET >> 3
 LIVE = fmt.LIVE_OFFSET >> 3
@@ -34,10 +35,11 @@ INDEX = fmt.INDEX_OFFSET >> 3
 _BOOT = fmt.BOOT_ID_OFFSET >> 3
 REMEDY = "mmapdict.repair(path) copies what is whole"
 _PLAIN = frozenset((str, int, bytes, float, bool, type(None)))
-# An entry up to its tag: MARK, Op, length, BINGET 0, SHORT_BINBYTES, its size, tag.
-_ENTRY = struct.Struct("<BBQHBBQ")
-_ENTRY_OPS = (fmt.MARK, fmt.BINGET, fmt.SHORT_BINBYTES)
-_CONTENT = _ENTRY.size - 8 + 1          # behind the check's argument, which has more bytes than these, and its POP
+# An entry up to its tag: MARK and Op; the length; BINGET 0, SHORT_BINBYTES and its size; the tag.
+_ENTRY = struct.Struct("<H8xIQ")
+_LIVE_ENTRY, _DEAD_ENTRY = fmt.MARK | fmt.LIVE << 8, fmt.MARK | fmt.DEAD << 8
+_ENTRY_CHECK = int.from_bytes(fmt.ROOT + bytes((fmt.SHORT_BINBYTES,)), "little")
+_CONTENT = _ENTRY.size - 8 + 1          # and the size of the check: behind that, and its POP
 ATTEMPTS = 20
 
 
@@ -68,6 +70,8 @@ class Index:
     seal : int or None
         Offset of the last record, if that was a live seal when it was found.
     """
+
+    batch: Any = None           # of a `Writer`
 
     def __init__(self, file: File, durable: bool = False, whole: bool = False) -> None:
         self.file = file
@@ -225,11 +229,7 @@ class Index:
     def _is_trusted(self, table: Table) -> bool:
         """Whether what was stored into the block, and the header, are of one time (I4)."""
         cells = self.file.cells
-        if not self._other_boot and any(self.file.boot):
-            return True
-        if self._other_boot and not cells[SYNCED]:
-            return False
-        return table.is_sound(cells[STOP])
+        return not self._other_boot or bool(cells[SYNCED]) and table.is_sound(cells[STOP])
 
     def _distrust(self) -> None:
         """Do without the index block: it is damaged. All records are walked then."""
@@ -329,17 +329,20 @@ class Index:
 
     def _newest(self, key: Any) -> Optional[int]:
         """Return the offset of the newest live record of `key`, as far as is known; None: there is none."""
-        offset = self.offsets.get(key)
-        if offset is not None:
-            if self.is_live(offset):
-                return offset
-            older = [o for o in self._shadowed.get(key, ()) if self.is_live(o)]
-            if older:
-                return older[-1]
+        if self.offsets:
+            offset = self.offsets.get(key)
+            if offset is not None:
+                if self.is_live(offset):
+                    return offset
+                older = [o for o in self._shadowed.get(key, ()) if self.is_live(o)]
+                if older:
+                    return older[-1]
         if self.table is None:
+            hash(key)                           # as a dict: TypeError
             return None
         try:
-            return max(self._live_in_table(key), default=None)
+            live = self._live_in_table(key)
+            return max(live) if live else None
         except CorruptError:
             self._distrust()                    # a slot led to where there is no record
             self._walk()
@@ -350,11 +353,15 @@ class Index:
         table = self.table
         assert table is not None
         try:
-            ops = hash_form(key)
+            ops = encode_literal(key) if type(key) is str else hash_form(key)
         except TypeError:
+            hash(key)
             return []                           # equal to no key
-        least = max(self._gone.get(key, 0), self._cleared)
         found, _ = table.look(hash_ops(ops, table.modulo))
+        if len(found) == 1 and not self._gone and not self._cleared:
+            offset = found[0][0]
+            return [offset] if self._is_entry(offset, key, ops) else []
+        least = max(self._gone.get(key, 0), self._cleared)
         return [offset for offset, _ in found if offset >= least and self._is_entry(offset, key, ops)]
 
     def _is_entry(self, offset: int, key: Any, ops: bytes) -> bool:
@@ -367,18 +374,18 @@ class Index:
         """
         file = self.file
         w = file.windows[-1]
-        if not w.start <= offset <= w.end - _ENTRY.size:
+        if offset < w.start or offset > w.end - 64:
             try:
                 w = file.window(offset, offset + _ENTRY.size)
             except ValueError as exc:
                 raise CorruptError("an index block that leads behind the end of the file", file.path, offset) from exc
         at = offset - w.start
-        mark, op, _, root, head, n, tagged = _ENTRY.unpack_from(w.view, at)
-        if tagged == offset ^ file.tag and (mark, root, head) == _ENTRY_OPS:
-            if op == fmt.DEAD:
+        begin, check, tagged = _ENTRY.unpack_from(w.view, at)
+        if tagged == offset ^ file.tag and check & 0xFFFFFF == _ENTRY_CHECK:
+            if begin == _DEAD_ENTRY:
                 return False
-            at += _CONTENT + n
-            if op == fmt.LIVE and w.view[at:at + len(ops)] == ops:
+            at += _CONTENT + (check >> 24)
+            if begin == _LIVE_ENTRY and w.view[at:at + len(ops)] == ops:
                 return True
         record, found, _, _, _ = self.read_head(offset)
         return record.live and record.entry and bool(found == key)
@@ -388,10 +395,17 @@ class Index:
         self.offsets.pop(key, None)
         self._shadowed.pop(key, None)
 
-    def read_head(self, offset: int) -> tuple[Record, Any, int, memoryview, int]:
-        """Return the record at `offset`, its key, where its value starts, and the window's bytes and start."""
+    def read_head(self, offset: int, ops: bytes = b"") -> tuple[Record, Any, int, memoryview, int]:
+        """Return the record at `offset`, its key, where its value starts, and the window's bytes and start.
+
+        If the opcodes of its key are `ops`, the key is not decoded, and None is returned for it.
+        """
         first = fmt.MARK if offset != self.end else fmt.STOP        # what a batch begins with
         record, w = self.file.record(offset, first)
+        if ops:
+            at = record.content - w.start
+            if w.view[at:at + len(ops)] == ops:
+                return record, None, record.content + len(ops), w.view, w.start
         key, at = decode_literal(w.view, record.content - w.start, record.body_end - w.start)
         return record, key, w.start + at, w.view, w.start
 
@@ -456,7 +470,8 @@ class Index:
         assert self.table is not None
         offsets = self.table.offsets()
         offsets = offsets[(offsets < self.base) & (offsets >= max(self._cleared, fmt.HEADER_SIZE))]
-        return offsets[self.ops_at(offsets) == fmt.LIVE]
+        live: Offsets = offsets[self.ops_at(offsets) == fmt.LIVE]
+        return live
 
     def ops_at(self, offsets: Offsets) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the Op of each record, at this moment."""
@@ -467,6 +482,8 @@ class Index:
 
     def describe(self, offsets: list[int]) -> Optional[tuple[Heads, list[Any]]]:
         """Return what the heads of these entries say, and `decode_info` of their values; None: one is damaged."""
+        from .bulk import describe
+
         w = self._all_records()
         view = w.view[:max(self.end, self.base) + 1 - w.start]
         try:
@@ -487,6 +504,8 @@ class Index:
 
     def heads(self, offsets: Offsets) -> Heads:
         """Return what the heads of these entries say."""
+        from .bulk import decode_entries
+
         w = self._all_records()
         # What is behind the STOP may have no place on the disk: a look at it could be a bus error.
         return decode_entries(w.view[:max(self.end, self.base) + 1 - w.start], w.start, offsets, self.file.tag)
@@ -574,6 +593,8 @@ class Index:
         stop = min(stop, self.file.status().st_size)
         if stop <= self.end:
             return None
+        from .finding import Finder         # only where a file may be damaged
+
         finder = Finder(self.file.window(0, stop).view[:stop], self.file.tag)
         return self.end if finder.find(self.end) is not None else finder.next_record(self.end, stop)
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -12,25 +12,24 @@ from .arrays import ArrayInfo, MaskedInfo, decode_info
 from .errors import CorruptError
 from .format import Buffer, Record
 from .literals import check_inert, check_key, decode_literal, skip_filler
-from .machine import Trace, trace
-from .seals import is_seal
+
+if TYPE_CHECKING:
+    from .machine import Trace          # imported where it is used: who reads arrays judges no values
 
 # Not in pickled values: what ends the pickle, or counts or takes what is not theirs; the indices of others; what takes
 # lines of text, extension codes, and what plain pickle.load cannot load (persistent ids, buffers from elsewhere).
 _NOT_IN_VALUES = (bytes((fmt.PROTO, fmt.FRAME, fmt.STOP, fmt.MEMOIZE, fmt.BINPUT, fmt.BINGET))
                   + b"ILFSVPgpciQ\x82\x83\x84\x96\x97\x98")
 # Memo indices that the groups put, and those before whom they stand may fetch.
-PUT_BY = {group: trace(ops, given=(0,)).memo for group, ops in fmt.GROUPS.items()}
+PUT_BY = {fmt.ARRAYS: frozenset((fmt.NDARRAY, fmt.DTYPE, fmt.NO_ROWS, fmt.UINT8)),
+          fmt.MASKS: frozenset((fmt.MASKED_ARRAY, fmt.NOMASK))}
 _GIVEN = frozenset((0,)).union(*PUT_BY.values())
 
 GROUP, CLEAR, DROP, REPLACE, SEAL, BLOCK, INERT = "group", "clear", "drop", "replace", "seal", "index block", "inert"
 
 
-class Hidden(NamedTuple):
-    """What a hidden record is: its kind, and the number of its group, or the key that it drops."""
-
-    kind: str
-    what: Any = None
+# What a hidden record is: its kind, and the number of its group, or the key that it drops.
+Hidden = tuple[str, Any]
 
 
 def judge_hidden(view: memoryview, record: Record, base: int = 0) -> Hidden:
@@ -52,18 +51,19 @@ def judge_hidden(view: memoryview, record: Record, base: int = 0) -> Hidden:
     content = bytes(view[start:min(end, start + fmt.SPAN_MAX)])
     for group, ops in fmt.GROUPS.items():
         if content == ops:
-            return Hidden(GROUP, group)
+            return GROUP, group
     if content == fmt.CLEAR:
-        return Hidden(CLEAR)
+        return CLEAR, None
     if content.startswith(fmt.DROP):
         key, at = _key(view, start + len(fmt.DROP), end, base)
         behind = at + len(fmt.DROPPED)
         tail = bytes(view[at:behind])
         if tail not in (fmt.DROPPED, fmt.REPLACED) or skip_filler(view, behind, end) != end:
             raise CorruptError("a deletion that does not end behind its key", None, base + at)
-        return Hidden(DROP if tail == fmt.DROPPED else REPLACE, key)
+        return DROP if tail == fmt.DROPPED else REPLACE, key
     check_inert(view, start, end)
-    return Hidden(SEAL if is_seal(view, base, record) else BLOCK if tables.is_block(view, base, record) else INERT)
+    kind = SEAL if content.startswith(fmt.SEAL) else BLOCK if tables.is_block(view, base, record) else INERT
+    return kind, None
 
 
 def judge_key(view: memoryview, record: Record) -> tuple[Any, int]:
@@ -86,25 +86,16 @@ def _key(view: memoryview, start: int, end: int, base: int = 0) -> tuple[Any, in
     return key, at
 
 
-class Value(NamedTuple):
-    """What stands in an entry as its value.
+def judge_value(view: memoryview, record: Record, at: int) -> tuple[list[ArrayInfo], int, Trace]:
+    """Judge the value of an entry, which starts at `at`; nothing of it is run.
 
-    Attributes
-    ----------
+    Returns
+    -------
     arrays : list of ArrayInfo
         The array, or the data and the mask of a masked one; none if it is a pickled value.
     groups : int
         Which groups of globals have to stand before it.
     found : Trace
-    """
-
-    arrays: list[ArrayInfo]
-    groups: int
-    found: Trace
-
-
-def judge_value(view: memoryview, record: Record, at: int) -> Value:
-    """Judge the value of an entry, which starts at `at`; nothing of it is run.
 
     Raises
     ------
@@ -112,17 +103,21 @@ def judge_value(view: memoryview, record: Record, at: int) -> Value:
         No unpickler can load it, or its opcodes are not those of a value: they would do something to others, or can
         do so at another place.
     """
+    from .machine import trace
+
     if view[at] == fmt.BINGET:
         info = decode_info(view, 0, at, record.body_end, record.covered)
         if info is None:
             raise CorruptError("neither an array nor a pickled value", None, at)
-        return Value(_arrays(view, info, at), fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS,
-                     trace(view, at, record.body_end, given=_GIVEN))
-    return Value([], 0, judge_pickled(view, at, record.body_end, True))
+        return (_arrays(view, info, at), fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS,
+                trace(view, at, record.body_end, given=_GIVEN))
+    return [], 0, judge_pickled(view, at, record.body_end, True)
 
 
 def judge_pickled(buf: Buffer, start: int, end: int, texts: bool = False) -> Trace:
     """Judge the opcodes of a pickled value, as `judge_value`; texts are looked at only if `texts` says so."""
+    from .machine import trace
+
     found = trace(buf, start, end, refuse=_NOT_IN_VALUES, texts=texts)
     if found.stack != 1 or found.marks:
         what = "a mark" if found.stack == 1 else f"{found.stack} objects"
@@ -148,7 +143,7 @@ def _arrays(view: memoryview, info: Union[ArrayInfo, MaskedInfo], at: int) -> li
 
 
 def judge_block(view: memoryview, record: Record, end: int, entries: list[int], current: dict[Any, Record],
-                groups: dict[int, int], takes_out: int) -> Iterator[tuple[int, str, Any]]:
+                groups: dict[int, int], takes_out: int, synced: bool) -> Iterator[tuple[int, str, Any]]:
     """Yield where an index block does not say what the records do: an offset, what is wrong, and the key.
 
     Parameters
@@ -167,6 +162,8 @@ def judge_block(view: memoryview, record: Record, end: int, entries: list[int], 
         The groups of globals that the file has, and the offsets of their records.
     takes_out : int
         Offset of the first record that takes out an entry which is live; 0: there is none.
+    synced : bool
+        Whether all records were on the disk when the block's slots were summed up.
     """
     try:
         start, bits, n = tables.decode_block(view, 0, record)
@@ -214,10 +211,10 @@ def judge_block(view: memoryview, record: Record, end: int, entries: list[int], 
             last = int(free[i]) if i < len(free) else int(free[0]) + n
             if at is None or (at if at >= home else at + n) > last:
                 sound = False
-                yield start + 8 * (tables.FIRST_SLOT + home), f"no slot from here on leads to the entry at {offset}", key
+                yield start + 8 * (tables.FIRST_SLOT + home), f"no slot from here on leads to the record {offset}", key
     if sound and front[tables.USED] != len(taken):
         yield unlike(tables.USED, "used", len(taken))
-    if sound and front[tables.SUM] != int(taken.sum(dtype=np.uint64)):
+    if sound and synced and front[tables.SUM] != int(taken.sum(dtype=np.uint64)):
         yield unlike(tables.SUM, "sum", int(taken.sum(dtype=np.uint64)))
 
 

@@ -94,15 +94,18 @@ def _integral(key: Any) -> Any:
         return tuple(map(_integral, key))
     if isinstance(key, np.generic):
         return _integral(exact_item(key)) if not isinstance(key, np.void) else _no_key(key)
-    for plain in (str, bytes, int, float):
+    if isinstance(key, str):
+        return str.__str__(key)
+    plain: Any
+    for plain in (bytes, int, float):
         if isinstance(key, plain):
-            return _integral(plain.__new__(plain, key)) if plain is not str else str.__str__(key)
+            return _integral(plain.__new__(plain, key))
     if isinstance(key, complex) and not key.imag:
         return _integral(key.real)
     if isinstance(key, Number):                     # Decimal, Fraction
-        for number in (int, float):
+        for plain in (int, float):
             with suppress(TypeError, ValueError, OverflowError):
-                plain_number = number(key)          # type: ignore[call-overload]
+                plain_number = plain(key)
                 if plain_number == key:
                     return _integral(plain_number)
     return _no_key(key)

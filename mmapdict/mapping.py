@@ -9,34 +9,36 @@ import errno
 import functools
 import operator
 import os
-import threading
 import time
 import warnings
 import weakref
+from _thread import RLock              # as in threading, whose import takes half a millisecond
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 import numpy as np
 
 from . import format as fmt
-from . import store, values
-from .arrays import ArrayInfo, MaskedInfo, Order, decode_info, map_info, same_dtype
+from . import store
+from .arrays import ArrayInfo, EncodedArray, MaskedInfo, Order, decode_info, map_info, same_dtype
 from .birth import MODES, open_file, replacement
-from .dictviews import Items, Keys, Values, equal
 from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError, UntrustedError
 from .index import Index
-from .literals import key_parts, plain_key
-from .seals import seal_parts
-from .trust import Trust
-from .values import Encoded
-from .vacuum import copy_live
-from .verify import Report
-from .verify import verify as verify_file
-from .views import Root, memmap, read_only, root_of
-from .watching import Change, Watcher
-from .writer import Writer
+from .literals import encode_literal, key_parts, plain_key
+from .views import Hole, Root, make_hole, memmap, read_only, root_of
+
+# Imported inside of functions too, where the comment is "later": a process that only reads arrays is not to wait for
+# what it does not need.
+if TYPE_CHECKING:
+    from .dictviews import Entry
+    from .notice import Noticing
+    from .trust import Trust
+    from .values import Encoded
+    from .verify import Report
+    from .watching import Change, Watcher
+    from .writer import Writer
 
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
@@ -55,42 +57,6 @@ _gone: Any = object()
 DOUBT = -2
 
 _handles: dict[int, weakref.ref[MmapDict]] = {}
-
-
-class Entry(NamedTuple):
-    """What is known of an item without loading its value.
-
-    Attributes
-    ----------
-    key : object
-    kind : str
-        ``"array"``, ``"masked"`` (both mapped) or ``"value"`` (pickled).
-    shape : tuple of int, or None for a value
-    dtype : numpy.dtype, or None for a value
-    order : str, or None for a value
-        ``"C"`` or ``"F"``.
-    offset : int
-        Of the array's first element, or of the value's opcodes, in bytes from the start of the file.
-    nbytes : int
-        Of the elements, or of the opcodes.
-    mask_offset : int or None
-        Of a masked array's mask; None: it has none.
-    record : int
-        Offset of the whole record.
-    record_nbytes : int
-        What the item takes in the file, all in all.
-    """
-
-    key: Any
-    kind: str
-    shape: Optional[tuple[int, ...]]
-    dtype: Optional[np.dtype[Any]]
-    order: Optional[str]
-    offset: int
-    nbytes: int
-    mask_offset: Optional[int]
-    record: int
-    record_nbytes: int
 
 
 class _Closed:
@@ -191,9 +157,11 @@ class MmapDict(MutableMapping[Any, Any]):
         self._durable = bool(durable)
         self._timeout = _seconds(timeout)
         self._allow = tuple(allow)
-        self._trust = Trust(trusted, self._allow)
+        self._trusted = bool(trusted)
+        if self._allow:
+            self._trust                             # raises if it is no list of classes and functions
         self._writable = mode != "r"
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
         self._busy = False          # inside an operation that changes the file
         self._closed = False
         self._forked = False
@@ -204,10 +172,25 @@ class MmapDict(MutableMapping[Any, Any]):
         _handles[id(self)] = weakref.ref(self)
         weakref.finalize(self, _handles.pop, id(self), None).atexit = False
 
+    @functools.cached_property
+    def _trust(self) -> Trust:
+        from .trust import Trust                    # later: with the first value that is no array
+        return Trust(self._trusted, self._allow)
+
+    def _make_index(self, file: store.File) -> Writer:
+        if not self._writable:
+            return Index(file)                      # type: ignore[return-value]  # nothing of a Writer's is called
+        # Later: with the first handle that may write, and all of it. A child that is forked while another thread imports
+        # a module would wait for it for ever.
+        from . import pickling, trust               # noqa: F401
+        from .writer import Writer
+
+        return Writer(file, self._durable)
+
     def _attach(self, file: store.File) -> None:
         """Begin to work on `file`."""
         try:
-            index = Writer(file, self._durable)
+            index = self._make_index(file)
             seen = file.cells[_COMMIT]
             index.walk()
             index.check_end()
@@ -223,6 +206,7 @@ class MmapDict(MutableMapping[Any, Any]):
         # Key -> [commit at which it was known to be live, arguments of ndarray.__new__, offset of the record]
         self._arrays: dict[Any, list[Any]] = {}
         self._epoch = file.epoch
+        self._noticing: Optional[Noticing] = None
 
     # -- coming up to date --------------------------------------------------------------------------------------
 
@@ -247,7 +231,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _ask_anew(self) -> None:
         """Forget what this handle knows of the keys; the next walk finds it again."""
-        self._index = Writer(self._file, self._durable)
+        self._index = self._make_index(self._file)
         self._arrays.clear()
         self._seen = -1
 
@@ -271,7 +255,8 @@ class MmapDict(MutableMapping[Any, Any]):
         if self._index.batch is not None:
             self._index.batch = None                # it is the parent's
             self._seen = DOUBT
-        self._mutex = threading.RLock()
+        self._mutex = RLock()
+        self._noticing = None
         self._busy = False
         if self._writable and not self._forked and not self._closed:
             self._file.drop_lock()
@@ -318,7 +303,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _load(self, offset: int, key: Any = _missing) -> Any:
         """Return the value of the record at `offset`; with a key, remember what its array needs."""
-        info, record, at, view, base = self._info(offset)
+        info, record, at, view, base = self._info(offset, encode_literal(key) if type(key) is str else b"")
         if info is None:
             ops = view[at - base:record.body_end - base]
             try:
@@ -356,9 +341,10 @@ class MmapDict(MutableMapping[Any, Any]):
         root = self._file.window(record.offset, record.end).root
         return (read_only(root) if self._writable and self._index.sealed else root), root.start
 
-    def _info(self, offset: int) -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int, memoryview, int]:
+    def _info(self, offset: int, ops: bytes = b"") -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int,
+                                                            memoryview, int]:
         try:
-            record, _, at, view, base = self._index.read_head(offset)
+            record, _, at, view, base = self._index.read_head(offset, ops)
             info = decode_info(view, base, at, record.body_end, record.covered)
             # I10: an unpickler must find the globals that the recipe fetches, so they stand before it.
             groups = () if info is None else (fmt.ARRAYS,) if isinstance(info, ArrayInfo) else (fmt.ARRAYS, fmt.MASKS)
@@ -413,16 +399,22 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def keys(self) -> KeysView[Any]:
         """Return a live view of the keys, in the order of the file."""
+        from .dictviews import Keys         # later
+
         self._cells[_COMMIT]                        # raises when closed
         return Keys(self)
 
     def values(self) -> ValuesView[Any]:
         """Return a live view of the values, in the order of the file. Arrays are mapped, not loaded."""
+        from .dictviews import Values       # later
+
         self._cells[_COMMIT]                        # raises when closed
         return Values(self)
 
     def items(self) -> ItemsView[Any, Any]:
         """Return a live view of the items, in the order of the file."""
+        from .dictviews import Items        # later
+
         self._cells[_COMMIT]                        # raises when closed
         return Items(self)
 
@@ -449,22 +441,15 @@ class MmapDict(MutableMapping[Any, Any]):
             return self._entry(key, offset)
 
     def _entry(self, key: Any, offset: int) -> Entry:
-        info, record, at, _, _ = self._info(offset)
-        return self._entry_of(key, offset, info, at, record.body_end, record.end - record.offset)
+        from .dictviews import entry_of             # later
 
-    def _entry_of(self, key: Any, offset: int, info: Union[ArrayInfo, MaskedInfo, None], at: int, body_end: int,
-                  size: int) -> Entry:
-        if info is None:
-            return Entry(key, values.VALUE, None, None, None, at, body_end - at, None, offset, size)
-        if isinstance(info, MaskedInfo):
-            data, mask = info.data, info.mask
-            return Entry(key, values.MASKED, data.shape, data.dtype, data.order, data.offset, data.nbytes,
-                         None if mask is None else mask.offset, offset, size)
-        return Entry(key, values.ARRAY, info.shape, info.dtype, info.order, info.offset, info.nbytes, None, offset,
-                     size)
+        info, record, at, _, _ = self._info(offset)
+        return entry_of(key, offset, info, at, record.body_end, record.end - record.offset)
 
     def entries(self) -> list[Entry]:
         """Return the `entry` of every item, in the order of the file. O(n)."""
+        from .dictviews import entry_of             # later
+
         with self._mutex:
             index = self._refresh()
             snapshot = index.snapshot()
@@ -472,7 +457,7 @@ class MmapDict(MutableMapping[Any, Any]):
             if described is None:
                 return [self._entry(key, offset) for key, offset in snapshot]
             heads, infos = described
-            return [self._entry_of(key, offset, info, at, body_end, end - offset)
+            return [entry_of(key, offset, info, at, body_end, end - offset)
                     for (key, offset), info, at, body_end, end
                     in zip(snapshot, infos, heads.at.tolist(), heads.body_end.tolist(), heads.end.tolist())]
 
@@ -500,6 +485,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def __eq__(self, other: object) -> bool:
         """Whether `other` is a mapping of equal keys and values; arrays are equal element by element."""
+        from .dictviews import equal                # later
+
         if not isinstance(other, Mapping):
             return NotImplemented
         mine = self.copy()
@@ -534,9 +521,9 @@ class MmapDict(MutableMapping[Any, Any]):
             entry = self._entry(key, offset)
         except CorruptError:
             return "damaged"
-        if entry.kind == values.VALUE:
+        if entry.dtype is None:
             return f"value of {entry.nbytes} bytes"
-        kind = "array" if entry.kind == values.ARRAY else "masked array"
+        kind = entry.kind if entry.kind == "array" else "masked array"
         return f"{kind} {entry.shape} {entry.dtype}"
 
     # -- changing -----------------------------------------------------------------------------------------------
@@ -565,11 +552,11 @@ class MmapDict(MutableMapping[Any, Any]):
                 return self._change_in_batch(operation, *args)
             try:
                 self._busy = True
-                self._lock()
+                file = self._lock()
                 if self._index.seal is not None:
                     self._arrays.clear()            # they are read-only
                 result = operation(self._index, *args)
-                self._seen = self._file.cells[_COMMIT]
+                self._seen = file.cells[_COMMIT]
                 return result
             except BaseException:
                 self._seen = DOUBT
@@ -580,22 +567,24 @@ class MmapDict(MutableMapping[Any, Any]):
                 if self._closed:
                     self._shut()                    # a signal handler called `close`
 
-    def _lock(self) -> None:
-        """Take the writers' lock and come up to date. The caller has the mutex, and gives the lock back."""
-        if self._forked and not self._follow():
-            raise FileNotFoundError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew",
-                                    self._path)
-        while not self._file.lock():
-            self._file.unlock()
+    def _lock(self) -> store.File:
+        """Take the writers' lock and come up to date; return the file. The caller has the mutex, and unlocks."""
+        file = self._file
+        while self._forked or not file.lock():
+            if not self._forked:
+                file.unlock()
             if not self._follow():
-                raise FileNotFoundError(errno.ENOENT, "the file was deleted or moved away under this handle",
+                raise FileNotFoundError(errno.ENOENT, "the file is gone, and a forked process cannot open it anew"
+                                        if self._forked else "the file was deleted or moved away under this handle",
                                         self._path)
-        cells = self._file.cells
+            file = self._file
+        cells = file.cells
         if cells[_COMMIT] != self._seen or self._fresh or cells[_STATE] != fmt.NORMAL:
             if self._seen == DOUBT:
                 self._ask_anew()
             self._index.begin()
             self._fresh = False
+        return file
 
     def _change_in_batch(self, operation: Callable[..., Any], *args: Any) -> Any:
         """Do as `_change`, inside a batch, which holds the lock."""
@@ -647,8 +636,7 @@ class MmapDict(MutableMapping[Any, Any]):
             if self._busy or self._index.batch is not None:
                 raise BusyError(errno.EDEADLK, "this handle is inside a change or a batch already", self._path)
             try:
-                self._lock()
-                self._seen = self._file.cells[_COMMIT]
+                self._seen = self._lock().cells[_COMMIT]
                 self._index.begin_batch()
                 self._arrays.clear()                # they would be taken for up to date as long as commit stays
                 self._file.hold(True)
@@ -708,22 +696,25 @@ class MmapDict(MutableMapping[Any, Any]):
             self._need_writable()
         key = plain_key(key)
         parts = key_parts(key)
-        if type(value) is memmap and self._holds(key, value):
+        if type(value) in (memmap, Hole) and self._holds(key, value):
             return
         memo = self._cells[_MEMO]
         if not fmt.MEMO_START <= memo < fmt.MEMO_END:
             memo = fmt.MEMO_START                   # nonsense, which `_begin` will mend
-        self._change(Writer.put, key, parts, self._encode(key, value, memo))
+        self._change(type(self._index).put, key, parts, self._encode(key, value, memo))
 
-    def _encode(self, key: Any, value: Any, memo: int) -> Encoded:
+    def _encode(self, key: Any, value: Any, memo: int) -> Union[Encoded, EncodedArray]:
         """Return the opcodes of `value`; an error says for which key."""
         try:
-            return values.encode(value, memo, self._trust.check)
+            return self._index.encode(value, memo, self._check)
         except UntrustedError as exc:
             raise UntrustedError(f"{self._path}: the value for {key!r}: {exc.message}", exc.name) from exc
         except Exception as exc:
             self._note(exc, "storing", key)
             raise
+
+    def _check(self, stream: bytes) -> None:
+        self._trust.check(stream)
 
     def _note(self, exc: Exception, doing: str, key: Any) -> None:
         """Add to an error what was being done, where there are notes."""
@@ -796,6 +787,9 @@ class MmapDict(MutableMapping[Any, Any]):
         -----
         Costs no memory and writes no element. A reader cannot tell zero from not yet filled.
 
+        Assign big parts, as whole frames, of the hole's dtype: on Linux they are written by a system call, which is
+        faster the first time. For elements set one by one, or anew, ``d[key]`` is faster: all goes through the map.
+
         Examples
         --------
         >>> with MmapDict("doctest.mmapdict", "w") as d:
@@ -812,19 +806,20 @@ class MmapDict(MutableMapping[Any, Any]):
             raise TypeError(f"mask is True or False, not {mask!r}: set elements of the masked array that is returned")
         if order not in ("C", "F"):
             raise ValueError(f'order {order!r}: expected "C" or "F"')
-        encoded = values.encode_hole(sizes, np.dtype(dtype), order, mask)
+        encoded = self._index.encode_hole(sizes, np.dtype(dtype), order, mask)
         with self._mutex:                           # until it is loaded, no other file can take this one's place
             _, offset = self._change(_put_new, key, parts, encoded, sparse)
             if offset is None:
                 raise ValueError(f"the key {key!r} exists; delete it first, or assign to it to replace it")
-            return self._load(offset)
+            array = self._load(offset)
+            return make_hole(array, self._file) if store.HAVE_FILL else array
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return ``self[key]``, after setting it to `default` if it was missing, in one step."""
         self._need_writable()
         hash(key)                                   # as a dict: TypeError, and nothing is touched
         with self._mutex:
-            offset = self._change(Writer.find, key)
+            offset = self._change(Index.find, key)
             if offset is not None:
                 return self._load(offset)
         key = plain_key(key)
@@ -840,7 +835,7 @@ class MmapDict(MutableMapping[Any, Any]):
         hash(key)                                   # as a dict: TypeError, and nothing is touched
         with self._mutex:
             while True:
-                offset = self._change(Writer.find, key)
+                offset = self._change(Index.find, key)
                 if offset is None:
                     break
                 value = self._load(offset)
@@ -856,7 +851,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._need_writable()
         with self._mutex:
             while True:
-                last = self._change(Writer.last)
+                last = self._change(Index.last)
                 if last is None:
                     raise KeyError("popitem(): the mapping is empty")
                 key, offset = last
@@ -867,7 +862,7 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Remove all items, in one step. Arrays that were handed out stay valid."""
-        self._change(Writer.clear)
+        self._change(_clear)
         self._arrays.clear()
 
     # -- following others ---------------------------------------------------------------------------------------
@@ -895,8 +890,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
         Notes
         -----
-        Looks at one mapped number, every 0.1 ms at first and every 1 ms after a while. Takes no lock. Changes
-        by this handle count too.
+        Takes no lock. On Linux it sleeps until the file is written to; elsewhere it looks at one mapped number, every
+        0.1 ms at first and every 1 ms after a while. It returns at most every 1.5 ms. Changes by this handle count too.
         """
         moment = self._wait(self._waited, timeout)
         if moment is None:
@@ -906,16 +901,23 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _wait(self, known: _Moment, timeout: Optional[float]) -> Optional[_Moment]:
         """Wait until the file is at another moment than the `known` one; return it, or None: the time is over."""
+        if self._noticing is None:
+            from .notice import Noticing                # later
+            self._noticing = Noticing(self._path)
+        noticing = self._noticing
+        rests = noticing.rests()
+        next(rests)
         now = time.monotonic()
-        deadline = None if timeout is None else now + timeout
+        deadline = float("inf") if timeout is None else now + timeout
         check_path = now + PATH_CHECK_S
-        for delay in store.poll_delays():
+        while True:
             commit = self._cells[_COMMIT]
             if commit != known[1] or commit & 1 or self._file.fingerprint != known[0]:
                 with self._mutex:
                     self._refresh()                 # it may lead to another file
                     moment = self._moment()
                 if moment != known:
+                    noticing.seen_at = time.monotonic()
                     return moment
             now = time.monotonic()
             if now >= check_path:
@@ -924,10 +926,9 @@ class MmapDict(MutableMapping[Any, Any]):
                     self._cells[_COMMIT]            # raises when closed
                     if not self._file.check_path() and self._follow():
                         continue
-            if deadline is not None and now >= deadline:
+            if now >= deadline:
                 return None
-            time.sleep(delay if deadline is None else max(0.0, min(delay, deadline - now)))
-        raise AssertionError("unreachable: the delays never end")
+            rests.send(min(deadline, check_path) - now)
 
     def watch(self, timeout: Optional[float] = None) -> Iterator[Change]:
         """Yield what changes, as it changes.
@@ -949,6 +950,8 @@ class MmapDict(MutableMapping[Any, Any]):
         that comes in between is seen twice. What it costs grows with the changes, and not with the keys: but for who
         looks so rarely that more than 53 keys were replaced or removed meanwhile, and for `clear` and `vacuum`.
         """
+        from .watching import Watcher               # later
+
         with self._mutex:
             return self._changes(Watcher(self._refresh()), self._moment(), timeout)
 
@@ -1071,12 +1074,14 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def verify(self) -> Report:
         """Check the whole file, opcode by opcode, and its checksums if it is sealed; see `mmapdict.verify`."""
+        from .verify import verify                  # later
+
         self._cells[_COMMIT]                        # raises when closed
-        return verify_file(self._path)
+        return verify(self._path)
 
     def unseal(self) -> None:
         """Take the seal off, so that arrays handed out from now on can be written to."""
-        self._change(Writer.unseal)
+        self._change(_unseal)
         self._arrays.clear()
 
     def _no_batch(self, what: str) -> None:
@@ -1116,6 +1121,7 @@ class MmapDict(MutableMapping[Any, Any]):
                 self._index.let_go()
                 self._file.trim(self._index.end)
         finally:
+            self._noticing = None
             self._index.let_go()
             self._file.close()
 
@@ -1145,7 +1151,7 @@ class MmapDict(MutableMapping[Any, Any]):
     def __reduce__(self) -> Any:
         """Pickle and copy by reference: the copy opens the path anew."""
         options: dict[str, Any] = {"durable": self._durable, "timeout": self._timeout,
-                                   "trusted": self._trust.trusted, "allow": self._allow}
+                                   "trusted": self._trusted, "allow": self._allow}
         return functools.partial(type(self), **options), (self._path, "r+" if self._writable else "r")
 
 
@@ -1226,6 +1232,14 @@ def _shape(shape: Union[int, Iterable[int]]) -> tuple[int, ...]:
     return sizes
 
 
+def _clear(index: Writer) -> None:
+    index.clear()
+
+
+def _unseal(index: Writer) -> None:
+    index.unseal()
+
+
 def _put_new(index: Writer, key: Any, *args: Any) -> tuple[Optional[int], Optional[int]]:
     """Put an entry if there is none. Return the offset of the one that was there, and of the new one."""
     old = index.find(key)
@@ -1245,6 +1259,8 @@ def _remove(index: Writer, key: Any, file: Optional[store.File] = None, expected
 
 def _vacuum(index: Writer, path: str) -> int:
     """Put a new file with the live records in the place of the index's file; return how much shorter it is."""
+    from .vacuum import copy_live           # later
+
     file = index.file
     path = os.path.realpath(path)
     if index.sealed:
@@ -1268,6 +1284,8 @@ def _vacuum(index: Writer, path: str) -> int:
 
 def _seal(index: Writer) -> None:
     """Seal the file, unless it is."""
+    from .seals import seal_parts           # later
+
     if index.sealed:
         return
     file = index.file

@@ -9,10 +9,10 @@ import copyreg
 import io
 import pickle
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from operator import methodcaller
+from os import urandom
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -416,7 +416,7 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
 LOOK_AHEAD = 1 << 17
 # Stand around a value's opcodes when they are run. If the sentinel, which no file can know, is not there behind them,
 # one of them was a STOP.
-_SENTINEL = secrets.token_hex(16)
+_SENTINEL = urandom(16).hex()
 BEFORE_VALUE = b"\x80\x04" + encode_literal(_SENTINEL)
 BEHIND_VALUE = b"\x86."
 

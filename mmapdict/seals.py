@@ -15,7 +15,6 @@ after 2^32 files.
 """
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -37,6 +36,8 @@ _CONSTANT = fmt.COMMIT_OFFSET
 
 def digest(pieces: Iterable[Buffer]) -> bytes:
     """Return the checksum of buffers, one behind the other."""
+    import hashlib              # milliseconds, which every process would wait for that stores a value
+
     h = hashlib.sha256(usedforsecurity=False)
     for piece in pieces:
         h.update(piece)

@@ -2,8 +2,9 @@
 
 This is the only module that calls `os`, `mmap` and the locking functions. All stores into a file go through the
 six operations `write`, `reserve`, `store_byte`, `store_cell`, `truncate` and `sync` of `File`, so that a class
-that records them, or makes them fail, can stand in for it. Which store may come when is decided above, and said
-there with the invariant of docs/format.md that it relies on.
+that records them, or makes them fail, can stand in for it; but elements of arrays, which users store through maps,
+and `File.fill`. Which store may come when is decided above, and said there with the invariant of docs/format.md that
+it relies on.
 """
 from __future__ import annotations
 
@@ -14,13 +15,12 @@ import os
 import stat
 import struct
 import sys
-import threading
 import time
-import traceback
 import weakref
+from _thread import get_ident          # as in threading, whose import takes half a millisecond
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from . import format as fmt
 from .errors import BusyError, CorruptError, FormatError
@@ -37,6 +37,8 @@ except ImportError:             # Windows
 
 HAVE_PWRITEV = hasattr(os, "pwritev")
 HAVE_PWRITE = hasattr(os, "pwrite")
+# Only on Linux what is written shows in maps at once, and the other way round, on every file system.
+HAVE_FILL = HAVE_PWRITE and sys.platform == "linux"
 HAVE_FALLOCATE = hasattr(os, "posix_fallocate")
 HAVE_TMPFILE = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
 NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)       # where the C library does not stand in for it
@@ -51,11 +53,11 @@ O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getat
 FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
 GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
-CELL_MAX = (1 << 64) - 1
 OFFSET_MAX = (1 << 56) - 1       # of a byte in a file: the top byte of a cell is zero (I11)
 GATHER_MAX = 512                # buffers in one pwritev; IOV_MAX is 1024
 ZERO_STEP = 1 << 20
 COPY_STEP = 4 << 20
+FILL_STEP = 16 << 20            # the system keeps other writes to the file waiting meanwhile
 AHEAD_LEAST = 4 << 20
 AHEAD_ALLOCATED = 64 << 10      # where what is ahead has to be allocated
 WINDOWS_MAX = 8
@@ -80,6 +82,10 @@ LOCAL = IN_PLACE | {"xfs", "btrfs", "f2fs", "zfs", "overlay", "bcachefs", "ramfs
 ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64") and sys.maxsize > 1 << 32
 # Files whose lock a batch of this process holds, and the thread that does.
 _held: dict[tuple[int, int], int] = {}
+
+# For `store_cell`, which is called some ten times for each change.
+_CELL_MAX, _HEADER_SIZE = fmt.CELL_MAX, fmt.HEADER_SIZE
+_STOP = bytes((fmt.STOP,))
 
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
@@ -134,24 +140,12 @@ def _block_size(fd: int) -> int:
     return os.fstatvfs(fd).f_bsize if hasattr(os, "fstatvfs") else 0
 
 
-class _Statx(NamedTuple):
-    """A call that tells which file a path leads to, and its size, by Linux's statx: it can be asked for these alone.
-
-    `os.stat` asks for the times too, and from Linux 6.13 on a file whose time was seen gets a new one, to the
-    nanosecond, with its next write: that makes a put a quarter slower.
-
-    Attributes
-    ----------
-    call, arguments
-        ``call(*arguments)`` is 0, or another number if it failed, perhaps because nothing is there.
-    cells : memoryview of 8-byte cells
-        What it answered last: ``cells[4]`` is the inode, ``cells[5]`` the size, ``cells[17]`` the device.
-    """
-
-    call: Any
-    arguments: tuple[Any, ...]
-    cells: memoryview
-
+# A call that tells which file a path leads to, and its size, by Linux's statx: it can be asked for these alone.
+# `os.stat` asks for the times too, and from Linux 6.13 on a file whose time was seen gets a new one, to the nanosecond,
+# with its next write: that makes a put a quarter slower. Of the three, ``call(*arguments)`` is 0, or another number if
+# it failed, perhaps because nothing is there; the third, of 8-byte cells, is what it answered last: ``cells[4]`` is the
+# inode, ``cells[5]`` the size, ``cells[17]`` the device.
+_Statx = tuple[Any, tuple[Any, ...], memoryview]
 
 STATX_INO_SIZE = 0x100 | 0x200
 AT_FDCWD = -100
@@ -162,9 +156,9 @@ def _make_statx(path: str) -> _Statx:
 
     buffer = ctypes.create_string_buffer(256)
     # PyDLL keeps the GIL: giving it up costs more than the call, on the local file systems it is used for.
-    return _Statx(ctypes.PyDLL(None).statx,
-                  (ctypes.c_int(AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
-                   ctypes.c_uint(STATX_INO_SIZE), ctypes.byref(buffer)), memoryview(buffer).cast("B").cast("Q"))
+    return (ctypes.PyDLL(None).statx,
+            (ctypes.c_int(AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
+             ctypes.c_uint(STATX_INO_SIZE), ctypes.byref(buffer)), memoryview(buffer).cast("B").cast("Q"))
 
 
 def _find_statx(path: str, inode: int, size: int) -> Optional[_Statx]:
@@ -285,6 +279,7 @@ class File:
         self.close_files.atexit = False
         # Whether this file was made longer than its content: then its end is cut off also if nobody calls `close`.
         self._ahead: list[bool] = []
+        self._fills: list[None] = []        # one for each `fill` that goes on
         try:
             self._open()
         except BaseException:
@@ -315,7 +310,7 @@ class File:
         self.in_place = self.whole_pages and ORDERED and _stores_in_place(self._kind)
         self._statx = _find_statx(self.path, status.st_ino, status.st_size) if self.in_place else None
         if self._statx is not None:
-            self._statx_device = self._statx.cells[17]
+            self._statx_device = self._statx[2][17]
         self.boot: tuple[int, int] = struct.unpack("<2Q", boot_id())
         if self.writable:
             self._shares = HAVE_SHARES and fcntl is not None and self._kind in LOCAL
@@ -520,6 +515,34 @@ class File:
                 raise OSError(exc.errno, exc.strerror, self.path) from None
         return False
 
+    def fill(self, offset: int, data: memoryview) -> bool:
+        """Write elements of an array that was handed out (I3 excepts them), instead of storing them through a map.
+
+        A first store into a page of a map is a fault, in which the system clears the page that is then overwritten: a
+        write does neither. On Linux a file's maps are the pages that are written, so they show it at once.
+
+        Returns
+        -------
+        bool
+            False: the file is closed, or a write failed, perhaps after others. Then store all of it through the map.
+        """
+        self._fills.append(None)        # as long as there is one, `close` leaves the descriptors open
+        try:
+            while data:
+                if self.fd not in self._descriptors:    # closed. The lock's would be the parent's in a forked child.
+                    return False
+                n = os.pwrite(self.fd, data[:FILL_STEP], offset)
+                if n == 0:
+                    return False
+                data, offset = data[n:], offset + n
+            return True
+        except OSError:
+            return False
+        finally:
+            self._fills.pop()
+            if self.cells is None and not self._fills:
+                self.close_files()
+
     def store_byte(self, offset: int, value: int) -> None:
         """Store one byte: a publish, or the Op of a record (I1)."""
         if self.in_place:
@@ -530,14 +553,23 @@ class File:
         else:
             self._write_one(offset, memoryview(bytes((value,))))
 
+    def tell(self, stop: int) -> None:
+        """Tell who waits for the file that it has changed: stores through a map are not told.
+
+        The STOP is written where it stands. If that fails, they notice a little later.
+        """
+        if self.in_place:
+            with suppress(OSError):
+                os.pwrite(self.lock_fd, _STOP, stop)
+
     def store_cell(self, offset: int, value: int) -> None:
         """Store the aligned 8-byte cell at `offset`, of the header (I1) or of an index block (I17).
 
         Numbers wrap around, as a damaged one may.
         """
-        value &= CELL_MAX
+        value &= _CELL_MAX
         if self.in_place:
-            if offset < fmt.HEADER_SIZE:
+            if offset < _HEADER_SIZE:
                 self.cells[offset >> 3] = value
                 return
             w = self._cell_window
@@ -670,7 +702,7 @@ class File:
         BusyError
             The timeout is over; or this thread would wait for itself, because it holds the lock by another handle.
         """
-        if _held and _held.get(self.identity) == threading.get_ident():
+        if _held and _held.get(self.identity) == get_ident():
             raise BusyError(errno.EDEADLK, "this thread has the file locked by another handle's batch; make the "
                             "change by that handle", self.path)
         if fcntl is not None and self.timeout is None:
@@ -735,7 +767,7 @@ class File:
     def hold(self, on: bool) -> None:
         """Take note that this thread keeps the lock for long, or (`on` is False) that it does so no more."""
         if on:
-            _held[self.identity] = threading.get_ident()
+            _held[self.identity] = get_ident()
         else:
             _held.pop(self.identity, None)
 
@@ -854,7 +886,8 @@ class File:
         if self.writable:
             self.unlock = _nothing          # the descriptor is gone, and its number may be another's soon
             self._left.detach()
-        self.close_files()
+        if not self._fills:             # else the last of them does it: the number must not become another file's
+            self.close_files()
 
 
 def _nothing() -> None:
@@ -992,6 +1025,8 @@ def keep_attributes(source: int, target: int) -> None:
 
 def forget_frames(error: Optional[BaseException]) -> None:
     """Make an error, and those that caused it, let go of what the frames of its traceback hold: maps, for instance."""
+    import traceback            # half a millisecond, and only after an error
+
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__

@@ -9,15 +9,15 @@ dead entries stay until another entry takes them, or the block is replaced by a 
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
 from . import format as fmt
 from .errors import CorruptError
-from .format import Payload
+from .format import CELL_MAX, Payload
 from .literals import hash_form
-from .store import CELL_MAX, File, ordered_cells
+from .store import File, ordered_cells
 
 # The cells in front of the slots; docs/format.md has the table.
 BITS, SLOTS, USED, UPTO, SUM, WAITS, HIDDEN, ARRAYS_AT, MASKS_AT, INODE, DEATHS = range(11)
@@ -42,7 +42,7 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def modulus(file_id: bytes) -> int:
-    """Return the number of 61 bits that makes a file's hashes its own: who does not know it cannot make keys collide."""
+    """Return the number of 61 bits that makes a file's hashes its own: without it, nobody can make keys collide."""
     return int.from_bytes(file_id[8:16], "little") >> 3 | 1 << 60 | 1
 
 
@@ -58,7 +58,10 @@ def hash_key(key: Any, modulo: int) -> int:
 
 
 def bits_for(end: int) -> int:
-    """Return how many bits of a slot hold offset / 8, in a file that has records up to the offset `end`: 8 times that."""
+    """Return how many bits of a slot hold offset / 8, in a file that has records up to the offset `end`.
+
+    They do for one of eight times that.
+    """
     return max(BITS_MIN, (end >> 3).bit_length() + 3)
 
 
@@ -74,7 +77,7 @@ def make_slots(hashes: list[int], offsets: list[int], bits: int) -> Slots:
 
 
 def arrange(slots: Slots, n: int) -> Slots:
-    """Return a table of `n` slots, a power of two, that holds the given ones, each at its place or the next free one."""
+    """Return a table of `n` slots, a power of two, with the given ones, each at its place or the next free one."""
     slots = np.sort(slots)
     home = (slots >> np.uint64(65 - n.bit_length())).astype(np.int64)
     order = np.arange(len(slots))
@@ -102,22 +105,14 @@ def block_parts(slots: Slots, n: int, bits: int, cells: dict[int, int]) -> list[
     return [_HEAD, Payload(fmt.bytes_head(len(data)), data, len(data), _ALIGNMENT), b""]
 
 
-class Layout(NamedTuple):
-    """Offset of an index block's first cell, how many bits of a slot hold offset / 8, and the number of slots."""
-
-    start: int
-    bits: int
-    slots: int
-
-
 def is_block(view: memoryview, base: int, record: fmt.Record) -> bool:
     """Whether a hidden record starts as an index block does; `base` is the offset of the view's first byte."""
     start = record.content - base
     return bytes(view[start:start + len(_HEAD)]) == _HEAD
 
 
-def decode_block(view: memoryview, base: int, record: fmt.Record) -> Layout:
-    """Return how an index block is laid out.
+def decode_block(view: memoryview, base: int, record: fmt.Record) -> tuple[int, int, int]:
+    """Return the offset of an index block's first cell, how many bits of a slot hold offset / 8, and how many slots.
 
     Raises
     ------
@@ -128,12 +123,13 @@ def decode_block(view: memoryview, base: int, record: fmt.Record) -> Layout:
     size = {fmt.BINBYTES: 4, fmt.BINBYTES8: 8}.get(view[at], 0)
     start = at + 1 + size
     nbytes = int.from_bytes(view[at + 1:start], "little")
-    if not size or (base + start) % 8 or nbytes % 8 or nbytes < 8 * FIRST_SLOT or start + nbytes > record.body_end - base:
+    if not size or (base + start) % 8 or nbytes % 8 or nbytes < 8 * FIRST_SLOT \
+            or start + nbytes > record.body_end - base:
         raise CorruptError("an index block without its bytes", None, record.offset)
     bits, n = (int.from_bytes(view[start + 8 * cell:start + 8 * cell + 8], "little") for cell in (BITS, SLOTS))
     if not BITS_MIN <= bits <= BITS_MAX or n < 2 or n & n - 1 or nbytes != 8 * (FIRST_SLOT + n):
         raise CorruptError(f"an index block of {n} slots in {nbytes} bytes", None, record.offset)
-    return Layout(base + start, bits, n)
+    return base + start, bits, n
 
 
 class Table:
@@ -210,18 +206,20 @@ class Table:
         CorruptError
             There is no free slot.
         """
-        cells, mask, low = self.cells, self.mask, self.low
+        cells, low = self.cells, self.low
         tagged = h & ~low
-        first = i = (h >> self.shift) + FIRST_SLOT
+        i, end, turned = (h >> self.shift) + FIRST_SLOT, self.mask + 1 + FIRST_SLOT, False
         found: list[tuple[int, int]] = []
         slot = cells[i]
         while slot:
             slot ^= tagged
             if slot <= low:
                 found.append((slot << 3, i))
-            i = i + 1 if i <= mask + FIRST_SLOT - 1 else FIRST_SLOT
-            if i == first:
-                raise CorruptError("an index block without a free slot", self.file.path, self.offset)
+            i += 1
+            if i == end:
+                if turned:
+                    raise CorruptError("an index block without a free slot", self.file.path, self.offset)
+                i, turned = FIRST_SLOT, True
             slot = cells[i]
         return found, i
 
@@ -235,15 +233,18 @@ class Table:
 
     @property
     def log(self) -> list[int]:
-        """Offsets of the entries that died last, the oldest first, as many as are kept."""
-        deaths = self.cells[DEATHS]
-        return [self.cells[DEATHS_LOG + i % LOG_SIZE] for i in range(max(0, deaths - LOG_SIZE), deaths)]
+        """Offsets of the entries that died last: that of number i at place i modulo `LOG_SIZE`."""
+        cells = self.cells
+        log: list[int] = cells[DEATHS_LOG:FIRST_SLOT].tolist() if type(cells) is memoryview \
+            else [cells[i] for i in range(DEATHS_LOG, FIRST_SLOT)]
+        return log
 
     def taken(self) -> Slots:
         """Return a copy of the slots that are taken."""
         # Cells that another process stores meanwhile are old or new, never half of each.
         slots: Slots = np.frombuffer(self._bytes(), "<u8", self.mask + 1, 8 * FIRST_SLOT)
-        return slots[slots != 0].astype(np.uint64)
+        taken: Slots = slots[slots != 0].astype(np.uint64)
+        return taken
 
     def _bytes(self) -> memoryview:
         w = self.file.window(self.offset, self.end)
@@ -266,41 +267,44 @@ class Table:
     # -- changing: the caller holds the lock --------------------------------------------------------------------
 
     def store(self, cell: int, value: int) -> None:
-        """Store one cell. I17: it is in the payload of a bytes object that is thrown away, and aligned (I11)."""
-        self.file.store_cell(self.start + 8 * cell, value)
-
-    def slot(self, h: int, offset: int) -> int:
-        """Return the slot of an entry with hash `h` at `offset`."""
-        return h & ~self.low | offset >> 3
+        """Store one cell, if it is another. I17: it is in a bytes object that is thrown away, and aligned (I11)."""
+        if self.cells[cell] != value:
+            self.file.store_cell(self.start + 8 * cell, value)
 
     def can_hold(self, offset: int) -> bool:
         """Whether a slot has enough bits for `offset`."""
         return offset >> 3 <= self.low
 
-    def set_slot(self, i: int, slot: int) -> None:
-        """Store a slot, and what is counted of all: the header's commit is odd."""
-        cells = self.cells
-        old = cells[i]
-        self.store(i, slot)                                         # I17: a hint from now on
-        self.store(SUM, cells[SUM] + slot - old & CELL_MAX)
-        if not old:
-            self.store(USED, cells[USED] + 1)
+    def set_slot(self, i: int, h: int, offset: int) -> int:
+        """Let slot `i` lead to the entry with hash `h` at `offset`; return by how much the sum of all slots changes.
 
-    def insert(self, h: int, offset: int) -> None:
-        """Store the slot of an entry with hash `h` at `offset`, unless it is there."""
+        The header's commit is odd.
+        """
+        cells, store = self.cells, self.file.store_cell
+        old: int = cells[i]
+        slot = h & ~self.low | offset >> 3
+        if not old:
+            store(self.start + 8 * USED, cells[USED] + 1)           # I17
+        store(self.start + 8 * i, slot)                             # I17: a hint from now on
+        return slot - old
+
+    def insert(self, h: int, offset: int) -> int:
+        """Let a slot lead to the entry with hash `h` at `offset`, if none does; as `set_slot`."""
         found, free = self.look(h)
-        if all(offset != there for there, _ in found):
-            self.set_slot(free, self.slot(h, offset))
+        return self.set_slot(free, h, offset) if all(offset != there for there, _ in found) else 0
 
     def log_deaths(self, offsets: list[int]) -> None:
         """Keep the offsets of entries that died: who follows finds them there."""
-        deaths = self.cells[DEATHS]
-        for i, offset in enumerate(offsets[-LOG_SIZE:], deaths + max(0, len(offsets) - LOG_SIZE)):
-            self.store(DEATHS_LOG + i % LOG_SIZE, offset)           # I17
-        self.store(DEATHS, deaths + len(offsets))                   # I17
+        store, deaths = self.file.store_cell, self.cells[DEATHS]
+        if len(offsets) > LOG_SIZE:
+            deaths, offsets = deaths + len(offsets) - LOG_SIZE, offsets[-LOG_SIZE:]
+        for offset in offsets:
+            store(self.start + 8 * (DEATHS_LOG + deaths % LOG_SIZE), offset)        # I17
+            deaths += 1
+        store(self.start + 8 * DEATHS, deaths)                      # I17
 
-    def mend(self) -> None:
-        """Count anew what a writer that died may have left half stored."""
+    def count(self) -> None:
+        """Count the slots that are taken, and sum them up, for who opens the file after a start of the system. O(n)."""
         slots = self.taken()
         self.store(USED, len(slots))                                # I17
         self.store(SUM, int(slots.sum(dtype=np.uint64)))            # I17

@@ -9,7 +9,6 @@ import numpy as np
 from . import format as fmt
 from .arrays import EncodedArray, Order, encode_array, encode_masked, hole_parts, is_mappable, masked_parts
 from .format import Payload
-from .pickling import encode_pickled
 from .views import PLAIN_ARRAYS
 
 _ndarray = np.ndarray
@@ -26,28 +25,20 @@ class Encoded:
     memo : int
         How many memo indices it uses, from `base` on.
     base : int
-    array : EncodedArray, optional
-        What an array needs that is not a hole; None for other values.
+    parts : list of (bytes, Payload, ..., bytes)
+        The opcodes that push the value, and its payloads.
     """
 
-    __slots__ = ("groups", "memo", "base", "array", "_parts")
+    __slots__ = ("groups", "memo", "base", "parts")
 
-    def __init__(self, parts: Any, groups: int, memo: int = 0, base: int = 0,
-                 array: Optional[EncodedArray] = None) -> None:
-        self._parts = parts
+    def __init__(self, parts: Any, groups: int, memo: int = 0, base: int = 0) -> None:
+        self.parts: list[Union[bytes, Payload]] = parts
         self.groups = groups
         self.memo = memo
         self.base = base
-        self.array = array
-
-    @property
-    def parts(self) -> list[Union[bytes, Payload]]:
-        """The opcodes that push the value, and its payloads: bytes, Payload, ..., bytes."""
-        parts: list[Union[bytes, Payload]] = self._parts if self.array is None else self.array.parts
-        return parts
 
 
-def encode(value: Any, base: int, check: Optional[Callable[[bytes], None]] = None) -> Encoded:
+def encode(value: Any, base: int, check: Optional[Callable[[bytes], None]] = None) -> Union[Encoded, EncodedArray]:
     """Turn any picklable value into opcodes.
 
     Parameters
@@ -67,11 +58,13 @@ def encode(value: Any, base: int, check: Optional[Callable[[bytes], None]] = Non
     if t in PLAIN_ARRAYS:
         array = encode_array(value if t is _ndarray else np.asarray(value))
         if array is not None:
-            return Encoded(None, fmt.ARRAYS, 0, 0, array)
-    elif t is np.ma.MaskedArray and value._baseclass in PLAIN_ARRAYS:
+            return array
+    elif issubclass(t, _ndarray) and t is np.ma.MaskedArray and value._baseclass in PLAIN_ARRAYS:
         masked = encode_masked(value)
         if masked is not None:
             return Encoded(masked, fmt.ARRAYS | fmt.MASKS)
+    from .pickling import encode_pickled            # not before it is needed: arrays do without
+
     parts, memo = encode_pickled(value, base, check)
     return Encoded(parts, 0, memo, base)
 

@@ -7,7 +7,7 @@ change in place.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
@@ -324,7 +324,8 @@ class _Check:
                 yield Fault(fmt.INDEX_OFFSET, "header", f"index is {at}: there is no live index block")
             return
         least = min((by for _, by, _ in self.superseded), default=0)
-        for offset, message, key in judge_block(self.view, block, end, self.entries, self.current, self.groups, least):
+        for offset, message, key in judge_block(self.view, block, end, self.entries, self.current, self.groups, least,
+                                                self._cell(fmt.SYNCED_OFFSET) == end):
             yield Fault(offset, "index", message, key)
 
     # -- records ------------------------------------------------------------------------------------------------
@@ -477,7 +478,7 @@ class _Check:
                 self.fault(start, "alignment", f"a text, bytes object or int of {end - start} bytes ends at {end}, no "
                                                f"multiple of {fmt.RECORD_ALIGNMENT}", key)
 
-    def _memo(self, indices: set[int], record: Record, key: Any) -> None:
+    def _memo(self, indices: Set[int], record: Record, key: Any) -> None:
         """Take note of the memo indices that a record puts; they follow each other."""
         if not indices:
             return

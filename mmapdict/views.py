@@ -10,6 +10,8 @@ made straight over an `mmap` object does not pin it: closing the map makes the n
 from __future__ import annotations
 
 import mmap
+import weakref
+from contextlib import suppress
 from typing import Any, Literal, Optional
 
 import numpy as np
@@ -17,7 +19,14 @@ import numpy as np
 __all__ = ["memmap"]
 
 _new = np.ndarray.__new__
+_get = np.ndarray.__getitem__
+_set = np.ndarray.__setitem__
 FLUSH_STEP = 4 << 20            # mmap.flush holds the GIL: in pieces, other threads run in between
+HOLE_FROM = 1 << 20             # bytes of an array; what is assigned to a smaller one is small as well
+WRITE_FROM = 256 << 10          # bytes that are assigned; fewer are not worth a system call
+MADV_POPULATE_WRITE = 23        # Linux >= 5.14; the mmap module has no name for it
+# Types of an index that gives a view. A bool is none: it makes a copy.
+BASIC = frozenset((int, slice, type(...), type(None), *(np.dtype(code).type for code in "bBhHiIlLqQ")))
 
 
 class Root(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -35,8 +44,11 @@ class Root(np.ndarray[Any, np.dtype[np.uint8]]):
         Offset in the file of the map's first byte.
     address : int
         Of the map in memory.
+    file : weakref.ref or None
+        To the `store.File` by which holes are filled, if there are some over this map.
     """
 
+    file: Optional[weakref.ref[Any]] = None
     map: mmap.mmap
     filename: str
     mode: str
@@ -138,8 +150,8 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
             start += FLUSH_STEP
 
     def __getitem__(self, index: Any) -> Any:
-        result = np.ndarray.__getitem__(self, index)
-        if type(result) is memmap and type(result.base) not in (memmap, Root):
+        result = _get(self, index)
+        if type(result) is memmap and type(result.base) not in (memmap, Root, Hole):
             return result.view(np.ndarray)      # fancy indexing made a copy: it is no longer the file's
         return result
 
@@ -169,10 +181,73 @@ class memmap(np.memmap[Any, np.dtype[Any]]):        # the name is numpy's: it sh
         return self.view(np.ndarray).copy("K")
 
 
-memmap.__module__ = "mmapdict"
+class Hole(memmap):
+    """A big `memmap` to be filled: the elements of a big array that is assigned to it are written by `File.fill`.
+
+    That is faster than to store them through the map for the first time, and all else is as in other arrays: what is
+    written shows in all maps at once. Its views are none, and an array becomes one only by `make_hole`.
+
+    Attributes
+    ----------
+    _written_to : int
+        Address behind the last part that was written. What is assigned before it goes through the map: that is faster
+        the second time.
+    """
+
+    _baseclass = memmap                 # for numpy.ma: pickle finds this one by its name
+    _written_to: int
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.__class__ = memmap         # type: ignore[assignment]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if type(value) not in PLAIN_ARRAYS or value.nbytes < WRITE_FROM or not self._write(index, np.asarray(value)):
+            _set(self, index, value)
+
+    def _write(self, index: Any, value: np.ndarray[Any, Any]) -> bool:
+        """Write `value` if numpy would copy it byte by byte to one piece of the file; False: it is not done."""
+        if type(index) not in BASIC and not (type(index) is tuple and all(type(i) in BASIC for i in index)):
+            return False
+        target = _get(self, index)
+        # Of a structured value numpy may leave out the bytes between the fields.
+        if type(target) is not memmap or target.shape != value.shape or target.dtype != value.dtype \
+                or target.dtype.names is not None or not target.flags.writeable or np.may_share_memory(target, value):
+            return False
+        if not (target.flags.c_contiguous and value.flags.c_contiguous):
+            if not (target.flags.f_contiguous and value.flags.f_contiguous):
+                return False
+            value = value.T
+        address = target.__array_interface__["data"][0]
+        root: Any = root_of(self)
+        file = root.file()
+        if address < self._written_to or file is None \
+                or not file.fill(root.start + address - root.address, value.reshape(-1).view(np.uint8).data):
+            return False
+        self._written_to = address + value.nbytes
+        # Else each page would be a slow fault, twice, if it is changed in place: once to be read, once to be stored to.
+        start = (address - root.address) & -mmap.PAGESIZE
+        with suppress(OSError, ValueError):         # the kernel does not know it
+            root.map.madvise(MADV_POPULATE_WRITE, start, self._written_to - root.address - start)
+        return True
+
+
+for _type in memmap, Hole:
+    _type.__name__ = _type.__qualname__ = "memmap"
+    _type.__module__ = "mmapdict"
 
 # Types whose instances are nothing but their elements: they are stored, and come back, as arrays.
-PLAIN_ARRAYS = (np.ndarray, memmap, np.memmap)
+PLAIN_ARRAYS = (np.ndarray, memmap, Hole, np.memmap)
+
+
+def make_hole(array: Any, file: Any) -> Any:
+    """Return `array`, made a `Hole` of the `store.File` if it is a `memmap` and big enough."""
+    if type(array) is memmap and array.nbytes >= HOLE_FROM:
+        root: Any = root_of(array)
+        root.file = weakref.ref(file)   # the handle must go while arrays live
+        hole: Any = array
+        hole.__class__ = Hole
+        hole._written_to = 0
+    return array
 
 
 def map_array(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any],

@@ -36,8 +36,9 @@ class _Moment(NamedTuple):
 
     def died_since(self, deaths: int) -> Optional[list[int]]:
         """Return the offsets of the entries that died since there were so many dead; None: not all are known."""
-        more = self.deaths - deaths
-        return None if more > len(self.log) else self.log[len(self.log) - more:]
+        if self.deaths - deaths > tables.LOG_SIZE:
+            return None
+        return [self.log[i % tables.LOG_SIZE] for i in range(deaths, self.deaths)]
 
 
 def _moment(index: Index) -> Optional[_Moment]:

@@ -13,16 +13,15 @@ import numpy as np
 
 from . import format as fmt
 from . import table as tables
-from .arrays import KEY_MAX, decode_info, payload_pieces
+from .arrays import KEY_MAX, EncodedArray, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import Payload, Record
 from .index import COMMIT, DEAD, INDEX, LIVE, STOP, SYNCED, Index
 from .judging import BLOCK
 from .literals import hash_form, key_parts
-from .pickling import highest_memo, shift_memo
 from .store import File
 from .table import Table, bits_for, block_parts, hash_key, hash_ops, make_slots, modulus, open_table, slots_for
-from .values import Encoded
+from .values import Encoded, encode, encode_hole
 
 _MEMO = fmt.MEMO_OFFSET >> 3
 _STOP = bytes((fmt.STOP,))
@@ -81,8 +80,6 @@ class Batch:
         self.whole = True
 
 
-
-
 class Writer(Index):
     """An index that changes the file. The caller holds the lock.
 
@@ -92,9 +89,13 @@ class Writer(Index):
         What was written behind the STOP and does not count yet.
     """
 
+    encode = staticmethod(encode)
+    encode_hole = staticmethod(encode_hole)
+
     def __init__(self, file: File, durable: bool = False) -> None:
         super().__init__(file, durable)
         self.batch: Optional[Batch] = None
+        self._groups_stored = 0             # so many groups of globals the block knows of
         self._table_from = tables.INDEX_FROM       # so many keys the file has to have before a block is made
 
     # -- coming up to date --------------------------------------------------------------------------------------
@@ -160,7 +161,8 @@ class Writer(Index):
         file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
         for key, offset in self.offsets.items():
             table.insert(hash_key(key, table.modulo), offset)       # I17
-        self._cover(self.base if self._waiting or self._all_wait else 0)
+        self._note_in_table(self.base if self._waiting or self._all_wait else 0)
+        self._cover(self.end)
         self.offsets.clear()
         file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
 
@@ -174,7 +176,8 @@ class Writer(Index):
         if self.file.cells[SYNCED]:
             self.file.sync()
 
-    def put(self, key: Any, parts: list[Union[bytes, Payload]], value: Encoded, sparse: bool = False) -> int:
+    def put(self, key: Any, parts: list[Union[bytes, Payload]], value: Union[Encoded, EncodedArray],
+            sparse: bool = False) -> int:
         """Add an entry, and kill the one that it replaces.
 
         Parameters
@@ -220,28 +223,26 @@ class Writer(Index):
         if waits and batch is not None:
             batch.waits.add(key)
             batch.dropped.add(key)
-        array = value.array
-        groups: dict[int, int] = {}
-        if not waits and array is not None and array.template.small and fmt.ARRAYS in self.groups and len(parts) == 1 \
-                and len(ops) <= KEY_MAX:
-            offset, template = self.end if batch is None else batch.end, array.template
-            record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, array.data,
+        if not waits and type(value) is EncodedArray and value.template.small and fmt.ARRAYS in self.groups \
+                and len(parts) == 1 and len(ops) <= KEY_MAX:
+            offset, template = self.end if batch is None else batch.end, value.template
+            record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, value.data,
                                            template.tail)
             self._write_behind(record, end)
         else:
             offset, end, groups = self._write_entry(parts, value, memo, sparse, waits)
-        self.groups.update(groups)
+            self.groups.update(groups)
         if batch is None:
-            if table is not None and place >= 0 and not waits:
+            if place >= 0 and not waits:
                 free = place                    # the slot of the one that dies now
             last = self._ordered_to == self.end
-            self._publish(end, memo + value.memo if value.memo else 0, {offset: key for offset in older},
+            self._publish(end, memo + value.memo if value.memo else 0, dict.fromkeys(older, key),
                           file.cells[LIVE] + (old is None), 0, () if table is None else ((h, offset, free),))
             if last:
                 self._order.append(offset)
                 self._ordered_to = end
         else:
-            self._note(batch, end, memo + value.memo, {offset: key for offset in older})
+            self._note(batch, end, memo + value.memo, dict.fromkeys(older, key))
             self._order.append(offset)
             if older:
                 self._gone[key] = offset        # live until the batch counts
@@ -298,7 +299,7 @@ class Writer(Index):
         """Return the offsets of the live records of `key`, from the oldest to the `newest`, the one that counts."""
         return [*filter(self.is_live, self._shadowed.get(key, ())), newest]
 
-    def _write_entry(self, parts: list[Union[bytes, Payload]], value: Encoded, memo: int,
+    def _write_entry(self, parts: list[Union[bytes, Payload]], value: Union[Encoded, EncodedArray], memo: int,
                      sparse: bool, drop: bool) -> tuple[int, int, dict[int, int]]:
         """Write an entry of any kind behind the STOP, and before it the globals that the file has not yet.
 
@@ -312,6 +313,8 @@ class Writer(Index):
         file = self.file
         entry = fmt.join_parts(parts, value.parts)
         if value.memo and value.base != memo:
+            from .pickling import shift_memo            # arrays do without
+
             entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
         offset = self.end if self.batch is None else self.batch.end
         hidden: list[Any] = []
@@ -396,11 +399,11 @@ class Writer(Index):
             self._write_batch(self.batch)
         return self.file.byte(offset + 1) == fmt.LIVE
 
-    def read_head(self, offset: int) -> tuple[Record, Any, int, memoryview, int]:
-        """Return the record at `offset`, its key, where its value starts, and the window's bytes and start."""
+    def read_head(self, offset: int, ops: bytes = b"") -> tuple[Record, Any, int, memoryview, int]:
+        """Return the record at `offset`; as `Index.read_head`."""
         if self.batch is not None and offset >= self.end:
             self._write_batch(self.batch)
-        return super().read_head(offset)
+        return super().read_head(offset, ops)
 
     def _write_hole(self, at: int, pieces: list[Any], end: int, sparse: bool) -> None:
         """Reserve zeros from the first payload on and write the opcodes before, between and behind."""
@@ -443,21 +446,22 @@ class Writer(Index):
             Whether the index block is to cover what is published. Not a seal: who opens the file has to see that.
         """
         file, cells = self.file, self.file.cells
+        summed = self.durable and (cells[SYNCED] == self.end or block > 0)      # so is the block's sum right
         if self.durable:
             file.sync()                                             # I15: all of it is on the disk before the publish
         by = self.end
-        commit = cells[COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5: odd while a writer is inside
+        commit, store = cells[COMMIT], file.store_cell
+        store(fmt.COMMIT_OFFSET, commit + 1)                        # I5: odd while a writer is inside
         if memo:
-            file.store_cell(fmt.MEMO_OFFSET, memo)                  # I8: raised before the publish
-        file.store_byte(self.end, fmt.MARK)                         # I2: the publish
+            store(fmt.MEMO_OFFSET, memo)                            # I8: raised before the publish
+        file.store_byte(by, fmt.MARK)                               # I2: the publish
         self.end = end
-        file.store_cell(fmt.STOP_OFFSET, end)                       # I4: a hint; the walk is the truth
-        if self.sealed:
+        store(fmt.STOP_OFFSET, end)                                 # I4: a hint; the walk is the truth
+        if self.seal is not None:
+            sealed = self.sealed
             self._unseal()                                          # I16: a record stands behind it by now
-            if self.table is not None:
+            if sealed and self.table is not None:
                 file.sync()                                         # and its death is on the disk before what it covers
-        self._forget_seal()
         if block:
             self._change_table(block)
         waiting: dict[int, Any] = {}
@@ -473,25 +477,27 @@ class Writer(Index):
                 self.table.log_deaths([*killed, *waiting])
         table = self.table
         if table is not None:
+            more = 0
             for h, offset, i in slots:
-                if i < 0:
-                    table.insert(h, offset)                         # I17
-                else:
-                    table.set_slot(i, table.slot(h, offset))        # I17: what was there is dead by now
+                more += table.insert(h, offset) if i < 0 else table.set_slot(i, h, offset)          # I17
+            if summed:
+                table.store(tables.SUM, table.cells[tables.SUM] + more & fmt.CELL_MAX)              # I17
         if live != cells[LIVE]:
-            file.store_cell(fmt.LIVE_OFFSET, live)                  # I4
+            store(fmt.LIVE_OFFSET, live)                            # I4
         if dead:
-            file.store_cell(fmt.DEAD_OFFSET, cells[DEAD] + dead)    # I4
-        if table is not None and cover:
-            self._cover(by if older and (waiting or cells[SYNCED]) else 0)
-        commit += 2
-        file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5: even again, and moved
-        self._counted_at = commit if self._counted_at == commit - 2 else -1
+            store(fmt.DEAD_OFFSET, cells[DEAD] + dead)              # I4
+        if table is not None:
+            if older or block or len(self.groups) != self._groups_stored:
+                self._note_in_table(by if waiting or older and cells[SYNCED] else 0)
+            if cover:
+                self._cover(end)
+        store(fmt.COMMIT_OFFSET, commit + 2)                        # I5: even again, and moved
+        self._counted_at = commit + 2 if self._counted_at == commit else -1
         if self.durable:
             file.sync()                                             # I15: the publish is on the disk before a kill
             # What another handle left to wait does so no longer.
             others = [offset for offset, _ in self._superseded() if offset not in waiting]
-            self._kill_superseded([*waiting, *others], end)
+            self._kill_superseded([*waiting, *others], end, summed)
             self._dropped.clear()
             self._judged = 0
             # Their deaths wait for the next sync, which is the next durable commit's first.
@@ -505,13 +511,18 @@ class Writer(Index):
             batch = self.batch
             self._gone.update((key, by if batch is None else self.offsets.get(key, end)) for key in waiting.values())
 
-    def _kill_superseded(self, offsets: list[int], synced: int) -> None:
-        """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14)."""
+    def _kill_superseded(self, offsets: list[int], synced: int, summed: bool = False) -> None:
+        """Kill records whose successors are on the disk, as everything before the offset `synced` is (I14).
+
+        `summed` says whether the sum of the index block is right.
+        """
         file = self.file
         commit = file.cells[COMMIT]
         if offsets:
             file.store_cell(fmt.COMMIT_OFFSET, commit + 1)          # I5: what is live until then waits no more
         if synced > file.cells[SYNCED]:
+            if self.table is not None and not summed and not self.sealed:
+                self.table.count()                                  # I17
             file.store_cell(fmt.SYNCED_OFFSET, synced)              # I4, I14
         if not offsets:
             return
@@ -571,6 +582,7 @@ class Writer(Index):
             self._counted_at = commit + 2
             self._count -= 1
         self.forget(key)
+        file.tell(self.end)
         if self.durable:
             file.sync()                                             # I15
 
@@ -649,6 +661,8 @@ class Writer(Index):
                 _, _, at, view, base = self.read_head(record.offset)
                 with suppress(CorruptError):            # one bad value does not stop all writers
                     if decode_info(view, base, at, record.body_end) is None:
+                        from .pickling import highest_memo          # arrays do without
+
                         memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self._waits_no_more()
@@ -779,6 +793,8 @@ class Writer(Index):
         batch, self.batch = self.batch, None
         assert batch is not None
         file = self.file
+        if file.read(self.end, 1) != _STOP:
+            return          # an exception came right behind the publish: it counts, and the next writer does the rest (I9)
         if not batch.handed_out:
             with suppress(OSError):                                 # what is behind the STOP may stay (I3)
                 self._cut_leftovers()
@@ -887,36 +903,29 @@ class Writer(Index):
     def _is_block(self, offset: int) -> bool:
         """Whether a live index block stands at `offset`, good or not."""
         hidden = self._hidden_kind(offset)
-        return hidden is not None and hidden.kind == BLOCK
+        return hidden is not None and hidden[0] == BLOCK
 
-    def _cover(self, by: int = 0, upto: Optional[int] = None) -> None:
-        """Take note that all entries have a slot.
-
-        Parameters
-        ----------
-        by : int
-            Offset of a record that may take out what waits (I14); 0: there is none.
-        upto : int, optional
-            An offset behind which there is a seal only.
-        """
+    def _note_in_table(self, by: int) -> None:
+        """Store what is behind the block, but for entries; with `by`, that the record there takes out what waits."""
         table = self.table
         assert table is not None
-        cells = table.cells
-        if by and not cells[tables.WAITS]:
-            table.store(tables.WAITS, by)                           # I17
-        if self._hidden_waste != cells[tables.HIDDEN]:
-            table.store(tables.HIDDEN, self._hidden_waste)          # I17
+        if by and not table.cells[tables.WAITS]:
+            table.store(tables.WAITS, by)                           # I17, I14
+        table.store(tables.HIDDEN, self._hidden_waste)              # I17
         for group, offset in self.groups.items():
-            if cells[tables.GROUP_CELLS[group]] != offset:
-                table.store(tables.GROUP_CELLS[group], offset)      # I17
-        self.base = self.end if upto is None else upto
-        table.store(tables.UPTO, self.base)                         # I17: the last one
+            table.store(tables.GROUP_CELLS[group], offset)          # I17
+        self._groups_stored = len(self.groups)
+
+    def _cover(self, upto: int) -> None:
+        """Take note that all entries before the offset `upto` have a slot: I17, the last store of a sequence."""
+        table = self.table
+        assert table is not None
+        self.base = upto
+        self.file.store_cell(table.start + 8 * tables.UPTO, upto)
 
     def _set_waits(self, by: int) -> None:
-        table = self.table
-        assert table is not None
-        if table.cells[tables.WAITS] != by:
-            table.store(tables.WAITS, by)                           # I17
+        assert self.table is not None
+        self.table.store(tables.WAITS, by)                          # I17
 
     def _mend_table(self, records: list[Record], restarted: bool) -> None:
         """Make the header's index block say what the walk has found, or give it up. The commit is odd."""
@@ -929,7 +938,7 @@ class Writer(Index):
                                   or not np.isin(table.offsets(), np.array(entries, np.int64)).all()):
             table = None
         if table is not None:
-            table.mend()
+            table.count()
             hashes = [hash_key(key, table.modulo) for key in self.offsets]
             wanted = make_slots(hashes, list(self.offsets.values()), table.bits)
             missing = ~np.isin(wanted, table.taken())
@@ -952,7 +961,9 @@ class Writer(Index):
         self.table, self._table_at, self._other_boot = table, at, False
         if table.is_of_a_copy and not self.sealed:
             table.store(tables.INODE, file.identity[1])             # I17
-        self._cover(upto=self.seal if self.sealed else None)
+        self._note_in_table(0)
+        table.store(tables.UPTO, self.seal if self.seal is not None and self.sealed else self.end)      # I17
+        self.base = table.cells[tables.UPTO]
 
 
 def _buffers(pieces: list[Any]) -> Iterator[Any]:

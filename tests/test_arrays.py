@@ -249,6 +249,12 @@ def laid_out(array, key="k"):
     return bytearray(data), record, 64 + at
 
 
+def told(info):
+    """All that a description of an array says."""
+    return [getattr(info, name) for name in arrays.ArrayInfo.__slots__]
+
+
+
 @pytest.mark.parametrize("array", [np.arange(8.0), np.arange(6, dtype=">i4"), np.zeros((0, 3), "u1"), np.array(1.5),
                                    np.asfortranarray(np.ones((2, 3))), np.zeros(2, "i4,f8"),
                                    np.arange(5001, dtype="u1")], ids=lambda array: f"{array.dtype}{array.shape}")
@@ -260,7 +266,7 @@ def test_an_array_is_read_the_same_the_second_time(array, monkeypatch):
     first = arrays.decode_info(data, *places)
     assert arrays._heads == {}                                          # it was not told where to look
     for _ in range(3):
-        assert arrays.decode_info(data, *places, record.covered) == first
+        assert told(arrays.decode_info(data, *places, record.covered)) == told(first)
     assert len(arrays._heads) == (array.dtype.names is None and array.dtype.isnative and array.nbytes != 5001)
     for behind in range(first.offset + first.nbytes - 64, record.body_end - 64):
         damaged = bytearray(data)
@@ -271,7 +277,7 @@ def test_an_array_is_read_the_same_the_second_time(array, monkeypatch):
             with pytest.raises(CorruptError):
                 arrays.decode_info(damaged, *places, record.covered)
         else:
-            assert arrays.decode_info(damaged, *places, record.covered) == expected
+            assert told(arrays.decode_info(damaged, *places, record.covered)) == told(expected)
 
 
 def test_no_window_reaches_behind_the_end_of_a_file(path):

@@ -147,7 +147,8 @@ def build(path, items, source=None, sparse=False):
         builder = copying.Builder(new, source, sparse)
         for key, value in items:
             encoded = value if hasattr(value, "parts") else encode(value, builder.memo)
-            builder.add(key, copying.Stored(fmt.join_parts(key_parts(key), encoded.parts), encoded.groups, encoded.memo))
+            parts = fmt.join_parts(key_parts(key), encoded.parts)
+            builder.add(key, copying.Stored(parts, encoded.groups, encoded.memo))
         builder.finish(8)
     return path.read_bytes()
 

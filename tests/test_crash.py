@@ -19,7 +19,7 @@ import faults
 import mmapdict
 from budget import slow_examples
 from judge import fingerprint
-from mmapdict import CorruptError, birth, store
+from mmapdict import CorruptError, birth, store, writer
 from operations import (ARRAY, BIG, ITEMS, MASKED, OPERATIONS, PLAIN, SHARED, Case, Objection, assign, check_paused,
                         check_plain, check_verified, content, create, find_state, load, load_c, load_file, load_python,
                         perform, prepare, put, record, take_last, together)
@@ -312,7 +312,7 @@ def test_a_killed_writer_that_makes_a_mistake_is_noticed(name, mistake, tmp_path
 
 def test_a_writer_that_does_not_mend_is_noticed(tmp_path, recorder, monkeypatch):
     case = record(recorder, tmp_path / "written", "replace an array")
-    monkeypatch.setattr(mmapdict.mapping.Writer, "begin", lambda index, *arguments: index.walk())
+    monkeypatch.setattr(writer.Writer, "begin", lambda index, *arguments: index.walk())
     with pytest.raises((Objection, AssertionError)):
         check_killed(case, tmp_path / "killed")
     (tmp_path / "killed").unlink()

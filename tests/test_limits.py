@@ -65,7 +65,8 @@ def touch_all(d):
 
 def prepare(path, items=OLD, **options):
     d = mmapdict.open(path, "w", **options)
-    d.update(items)
+    for key, value in items.items():        # one by one: btrfs takes its room for metadata early
+        d[key] = value
     return d
 
 

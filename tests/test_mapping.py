@@ -153,7 +153,7 @@ OPERATIONS = {
 
 def test_an_update_is_all_or_nothing(d):
     d["a"] = 1
-    for pairs in ([("u", 1), ([], 2), ("v", 3)], [("a", 2), ("b", object)], [("a", 2), 5]):
+    for pairs in ([("u", 1), ([], 2), ("v", 3)], [("a", 2), ({}, 1)], [("a", 2), 5]):
         with pytest.raises((TypeError, ValueError, mmapdict.UntrustedError)):
             d.update(pairs)
         check(d, {"a": 1})
@@ -163,7 +163,6 @@ def test_an_update_is_all_or_nothing(d):
         d.update(w=1)
         d.update(d)
     check(d, {"u": 1, "a": 2, "v": 1, "w": 1})
-
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

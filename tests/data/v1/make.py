@@ -33,7 +33,7 @@ FILE_ID = bytes.fromhex("00112233445566778899aabbccddeeff")
 @contextlib.contextmanager
 def fixed_ids():
     """New files get `FILE_ID`, and zeros for the boot id."""
-    with unittest.mock.patch.object(birth.secrets, "token_bytes", lambda n: FILE_ID[:n]), \
+    with unittest.mock.patch.object(birth.os, "urandom", lambda n: FILE_ID[:n]), \
             unittest.mock.patch.object(birth, "boot_id", lambda: bytes(16)), \
             unittest.mock.patch.object(store, "boot_id", lambda: bytes(16)):
         yield
