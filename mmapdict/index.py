@@ -291,11 +291,11 @@ class Index:
         self._waiting.add(key)          # what is dead already may not be so on the disk
 
     def _drop_all(self, by: int) -> None:
-        older = [*self.offsets.values(), *chain.from_iterable(self._shadowed.values())]
+        older = {*self.offsets.values(), *chain.from_iterable(self._shadowed.values())}
         if self.table is not None:
             before = self._live_offsets()
-            older += before[before < by].tolist()
-        self._dropped += [(offset, by) for offset in older]
+            older.update(before[before < by].tolist())
+        self._dropped += [(offset, by) for offset in sorted(older)]
         self._all_wait = True
         self._cleared = by
         self.offsets.clear()

@@ -486,11 +486,10 @@ class Writer(Index):
             store(fmt.LIVE_OFFSET, live)                            # I4
         if dead:
             store(fmt.DEAD_OFFSET, cells[DEAD] + dead)              # I4
-        if table is not None:
+        if table is not None and cover:
             if older or block or len(self.groups) != self._groups_stored:
                 self._note_in_table(by if waiting or older and cells[SYNCED] else 0)
-            if cover:
-                self._cover(end)
+            self._cover(end)
         store(fmt.COMMIT_OFFSET, commit + 2)                        # I5: even again, and moved
         self._counted_at = commit + 2 if self._counted_at == commit else -1
         if self.durable:
@@ -937,33 +936,37 @@ class Writer(Index):
         if table is not None and (restarted and not table.is_sound(self.end)
                                   or not np.isin(table.offsets(), np.array(entries, np.int64)).all()):
             table = None
+        missing: list[tuple[int, int]] = []
         if table is not None:
-            table.count()
             hashes = [hash_key(key, table.modulo) for key in self.offsets]
             wanted = make_slots(hashes, list(self.offsets.values()), table.bits)
-            missing = ~np.isin(wanted, table.taken())
-            if table.cells[tables.USED] + np.count_nonzero(missing) >= table.mask or not table.can_hold(self.end):
+            lacks = ~np.isin(wanted, table.taken())
+            missing = [(h, offset) for h, offset, lack in zip(hashes, self.offsets.values(), lacks.tolist()) if lack]
+            if len(table.taken()) + len(missing) >= table.mask or not table.can_hold(self.end):
                 table = None
-            else:
-                for h, offset, lacks in zip(hashes, self.offsets.values(), missing.tolist()):
-                    if lacks:
-                        table.insert(h, offset)                     # I17
-        if table is None and blocks:
-            self._unseal()                                          # I16
-        for record in blocks:
-            if table is None or record.offset != table.offset:
-                file.store_byte(record.offset + 1, fmt.DEAD)        # I9
-                record.live = False
+        if table is not None and self.sealed and not missing and len(blocks) == 1:
+            self.table, self._table_at, self._other_boot = table, at, False
+            self.base = table.cells[tables.UPTO]                    # nothing that is sealed is stored into (I16)
+            return
+        stale = [record for record in blocks if table is None or record.offset != table.offset]
+        if blocks:
+            stale[:0] = [record for record in records if record.offset == self.seal and record.live]        # I16
+        for record in stale:
+            file.store_byte(record.offset + 1, fmt.DEAD)            # I9
+            record.live = False
         if table is None:
-            file.store_cell(fmt.INDEX_OFFSET, 0)                    # I4
+            if at:
+                file.store_cell(fmt.INDEX_OFFSET, 0)                # I4
             self._table_at = 0
             return
         self.table, self._table_at, self._other_boot = table, at, False
-        if table.is_of_a_copy and not self.sealed:
-            table.store(tables.INODE, file.identity[1])             # I17
+        table.count()
+        for h, offset in missing:
+            table.insert(h, offset)                                 # I17
+        table.count()
+        table.store(tables.INODE, file.identity[1])                 # I17
         self._note_in_table(0)
-        table.store(tables.UPTO, self.seal if self.seal is not None and self.sealed else self.end)      # I17
-        self.base = table.cells[tables.UPTO]
+        self._cover(self.end)
 
 
 def _buffers(pieces: list[Any]) -> Iterator[Any]:

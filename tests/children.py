@@ -31,7 +31,11 @@ def hear():
         os._exit(3)     # nobody waits any more
     return line.strip()
 """
-WITH_MMAPDICT = PRELUDE + "import mmapdict\n"
+WITH_MMAPDICT = PRELUDE + """
+import mmapdict
+if "MMAPDICT_TEST_BLOCKS" in os.environ:
+    import blocks
+"""
 WITHOUT_MMAPDICT = PRELUDE + "sys.modules['mmapdict'] = None\n"       # to import it would be an error
 
 

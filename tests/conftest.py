@@ -6,6 +6,7 @@ import os
 import hypothesis
 import pytest
 
+import blocks
 import judge
 from budget import slow_examples
 
@@ -68,6 +69,13 @@ def check_left_files(request):
             continue
         if path.stat().st_size <= CHECK_LIMIT and judge.is_mmapdict_file(path):
             check_left_file(path)
+
+
+@pytest.fixture(autouse=True)
+def index_blocks(request):
+    """Whether the test has an index block in every file."""
+    with blocks.in_test(request.module.__name__, request.node.name) as used:
+        yield used
 
 
 @pytest.fixture

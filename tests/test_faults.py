@@ -172,7 +172,7 @@ def test_every_store_of_the_mending_fails(error, tmp_path, monkeypatch):
 
 def check_mending(path, data, error):
     expected = content(pickle.loads(data))
-    for at in range(20):
+    for at in range(60):
         faults.overwrite(path, data)
         with pytest.MonkeyPatch.context() as patch:
             fault = faults.Fault(at=at, error=error).install(patch)
