@@ -43,6 +43,31 @@ _CONTENT = _ENTRY.size - 8 + 1          # and the size of the check: behind that
 ATTEMPTS = 20
 
 
+class Moment:
+    """What a file says of itself at one moment.
+
+    Attributes
+    ----------
+    upto : int
+        Where its index block has come to.
+    deaths : int
+        How many entries have died.
+    log : list of int
+        Offsets of the last of them, as `Table.log` has them.
+    """
+
+    __slots__ = ("upto", "deaths", "log")
+
+    def __init__(self, upto: int, deaths: int, log: list[int]) -> None:
+        self.upto, self.deaths, self.log = upto, deaths, log
+
+    def died_since(self, deaths: int) -> Optional[list[int]]:
+        """Return the offsets of the entries that died since there were so many dead; None: not all are known."""
+        if self.deaths - deaths > tables.LOG_SIZE:
+            return None
+        return [self.log[i % tables.LOG_SIZE] for i in range(deaths, self.deaths)]
+
+
 class Index:
     """The keys of a file and where their records are.
 
@@ -262,7 +287,7 @@ class Index:
                 if self.is_live(old):
                     self._shadowed.setdefault(key, []).append(old)
                 else:
-                    del self.offsets[key]               # its place is the new record's
+                    self.offsets.pop(key, None)         # its place is the new record's
             self.offsets[key] = record.offset
         else:
             try:
@@ -314,18 +339,15 @@ class Index:
         look at what was published since finds it.
         """
         cells = self.file.cells
-        commit = cells[COMMIT]
-        offset = self._newest(key)
-        while offset is None:
-            again = cells[COMMIT]
-            if again == commit and not commit & 1:
-                return None
-            commit = again
-            self.walk()
+        while True:
+            commit, end = cells[COMMIT], self.end
             offset = self._newest(key)
-            if offset is None and cells[COMMIT] == commit:
-                return None                     # what was dead before the walk was replaced before it, if at all
-        return offset
+            if offset is not None:
+                return offset
+            self.walk()
+            if cells[COMMIT] == commit and self.end == end:
+                # Whatever was dead had been replaced before, if at all; and what was published before was known.
+                return None
 
     def _newest(self, key: Any) -> Optional[int]:
         """Return the offset of the newest live record of `key`, as far as is known; None: there is none."""
@@ -400,7 +422,8 @@ class Index:
 
         If the opcodes of its key are `ops`, the key is not decoded, and None is returned for it.
         """
-        first = fmt.MARK if offset != self.end else fmt.STOP        # what a batch begins with
+        # What a batch begins with. A reader may be led to a record that was published since it walked.
+        first = fmt.STOP if offset == self.end and self.batch is not None else fmt.MARK
         record, w = self.file.record(offset, first)
         if ops:
             at = record.content - w.start
@@ -411,40 +434,88 @@ class Index:
 
     # -- all keys -----------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> list[tuple[Any, int]]:
-        """Return all keys and the offsets of their records, in the order of the file, as of one moment.
-
-        While others go on changing the file without a pause, the moment may be a short while.
-        """
+    def moment(self) -> Optional[Moment]:
+        """Return the present moment; None: there is no index block, or a writer is inside, or died there."""
         cells = self.file.cells
-        before = -1
         for _ in range(ATTEMPTS):
             commit = cells[COMMIT]
             self.walk()
-            end = self.end
-            try:
-                items = self._items()
-            except CorruptError:
-                if self.table is None:
-                    raise
-                self._distrust()
-                continue
+            table = self.table
+            if table is None or self._other_boot:
+                return None
+            moment = Moment(table.cells[tables.UPTO], table.cells[tables.DEATHS], table.log)
+            if cells[COMMIT] == commit and not commit & 1:
+                return moment
+        return None
+
+    def snapshot(self) -> list[tuple[Any, int]]:
+        """Return all keys and the offsets of their records, in the order of the file, as of one moment.
+
+        While others go on changing a file that has no index block without a pause, the moment may be a short while.
+        """
+        self.walk()
+        if self.table is None:
+            return self._few_items()
+        if self.batch is not None:                      # nobody else is inside
+            return list(self._items().items())
+        cells = self.file.cells
+        items: Optional[list[tuple[Any, int]]] = None
+        try:
+            while items is None and self.table is not None:
+                moment = self.moment()
+                if moment is not None:
+                    items = self._items_at(moment)
+                    continue
+                # A writer is inside, or died there.
+                commit, end = cells[COMMIT], self.end
+                items = list(self._items().items())
+                self.walk()
+                if (cells[COMMIT], self.end) != (commit, end):
+                    items = None
+        except CorruptError:
+            if self.table is None:
+                raise
+            self._distrust()
+        return self.snapshot() if items is None else items
+
+    def _items_at(self, moment: Moment) -> Optional[list[tuple[Any, int]]]:
+        """Return what counted at a moment that has just been; None: too much has happened since."""
+        table, gone, cleared = self.table, dict(self._gone), self._cleared
+        assert table is not None
+        offsets = table.offsets()
+        offsets = offsets[(offsets < moment.upto) & (offsets >= max(cleared, fmt.HEADER_SIZE))]
+        live = self.ops_at(offsets) == fmt.LIVE
+        now = self.moment()
+        died = None if now is None else now.died_since(moment.deaths)
+        if died is None:
+            return None
+        # What died meanwhile counted then; its slot may be another entry's by now.
+        more = np.array([offset for offset in died if cleared <= offset < moment.upto], np.int64)
+        offsets = np.union1d(offsets[live], more)
+        keys = self.heads(offsets).keys
+        items = zip(keys, offsets.tolist())
+        return [(key, offset) for key, offset in items if offset >= gone.get(key, 0)] if gone else list(items)
+
+    def _few_items(self) -> list[tuple[Any, int]]:
+        """Return the `snapshot` of a file without an index block."""
+        cells = self.file.cells
+        commit = cells[COMMIT]
+        for _ in range(ATTEMPTS):
+            self.walk()
+            dead = [key for key, offset in self.offsets.items() if not self.is_live(offset)]
             after = cells[COMMIT]
-            if after == commit and (not commit & 1 or before == commit):
-                return list(items.items())
-            before = commit
-        # Whatever was dead when it was looked at was replaced before, if at all.
-        later = Index(self.file, whole=True)
-        later.end = later.base = end
-        later.walk()
-        if later._cleared:
-            items.clear()
-        for key in later.offsets.keys() | later._gone.keys():
-            items.pop(key, None)
+            if after == commit and not after & 1 or not dead and not self.walk():
+                break
+            commit = after
+        for key in dead:
             offset = self.find(key)
-            if offset is not None:
-                items[key] = offset
-        return list(items.items())
+            if offset is None:
+                self.forget(key)
+        if self.table is not None:
+            return self.snapshot()              # by now it has one
+        if self._shadowed:
+            self._settle()
+        return list(self.offsets.items())
 
     def _items(self) -> dict[Any, int]:
         """Return what is live and counts among the records that are known, in the order of the file."""

@@ -303,6 +303,10 @@ class Table:
             deaths += 1
         store(self.start + 8 * DEATHS, deaths)                      # I17
 
+    def lose_log(self) -> None:
+        """Let nobody rely on the log of deaths: who follows compares all entries."""
+        self.store(DEATHS, self.cells[DEATHS] + LOG_SIZE + 1)       # I17
+
     def count(self) -> None:
         """Count the slots that are taken, and sum them up, for who opens the file after a start of the system. O(n)."""
         slots = self.taken()

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from . import format as fmt
-from . import table as tables
 from .bulk import decode_entries
 from .errors import CorruptError
-from .index import ATTEMPTS, COMMIT, Index
+from .index import Index, Moment
 from .judging import CLEAR, DROP, REPLACE, judge_hidden
 from .literals import decode_literal
 from .table import Offsets
@@ -25,35 +24,6 @@ class Change(NamedTuple):
     added: list[Any]
     replaced: list[Any]
     removed: list[Any]
-
-
-class _Moment(NamedTuple):
-    """What a file says of itself at one moment: where its index block has come to, how many entries died, and which."""
-
-    upto: int
-    deaths: int
-    log: list[int]
-
-    def died_since(self, deaths: int) -> Optional[list[int]]:
-        """Return the offsets of the entries that died since there were so many dead; None: not all are known."""
-        if self.deaths - deaths > tables.LOG_SIZE:
-            return None
-        return [self.log[i % tables.LOG_SIZE] for i in range(deaths, self.deaths)]
-
-
-def _moment(index: Index) -> Optional[_Moment]:
-    """Return the present moment; None: there is no index block, or writers leave no time to look."""
-    cells = index.file.cells
-    for _ in range(ATTEMPTS):
-        commit = cells[COMMIT]
-        index.walk()
-        table = index.table
-        if table is None:
-            return None
-        moment = _Moment(table.cells[tables.UPTO], table.cells[tables.DEATHS], table.log)
-        if cells[COMMIT] == commit and not commit & 1:
-            return moment
-    return None
 
 
 class Watcher:
@@ -69,7 +39,7 @@ class Watcher:
 
     def _look(self, index: Index) -> dict[Any, int]:
         """Take note of all that counts now; return it."""
-        self._moment = _moment(index)               # before: what happens meanwhile is looked at again
+        self._moment = index.moment()               # before: what happens meanwhile is looked at again
         items = dict(index.snapshot())
         self._keep(index, np.array(list(items.values()), np.int64))
         return items
@@ -98,7 +68,7 @@ class Watcher:
     def update(self, index: Index) -> Change:
         """Return what changed since the last look, and look again."""
         if index.file is self._index.file and self._moment is not None:
-            now = _moment(index)
+            now = index.moment()
             change = None if now is None else self._follow(index, self._moment, now)
             if change is not None:
                 return change
@@ -108,7 +78,7 @@ class Watcher:
                       [key for key in after if key in before and not (same and after[key] == before[key])],
                       [key for key in before if key not in after])
 
-    def _follow(self, index: Index, before: _Moment, now: _Moment) -> Optional[Change]:
+    def _follow(self, index: Index, before: Moment, now: Moment) -> Optional[Change]:
         """Return what changed between two moments; None: that cannot be told without comparing all keys."""
         died = now.died_since(before.deaths)
         if died is None:
@@ -128,7 +98,7 @@ class Watcher:
         for key, offset in newest.items():
             if offset not in dead and not index.is_live(offset) and offset not in later:
                 # Either it died since, or it was replaced in its own batch and never counted.
-                then = _moment(index)
+                then = index.moment()
                 more = None if then is None else then.died_since(now.deaths)
                 if more is None:
                     return None

@@ -650,8 +650,8 @@ class Writer(Index):
             file.store_byte(record.offset + 1, fmt.DEAD)            # I9
             record.live = False
         self._mend_table(records, restarted)
-        if self.table is not None:
-            self.table.log_deaths([record.offset for record in older])
+        if self.table is not None and not self.sealed:
+            self.table.lose_log()                                   # the dead writer may have logged less than it killed
         memo, dead = fmt.MEMO_START, 0
         for record in records:
             if not record.live:
