@@ -180,8 +180,8 @@ class MmapDict(MutableMapping[Any, Any]):
     def _make_index(self, file: store.File) -> Writer:
         if not self._writable:
             return Index(file)                      # type: ignore[return-value]  # nothing of a Writer's is called
-        # Later: with the first handle that may write, and all of it. A child that is forked while another thread imports
-        # a module would wait for it for ever.
+        # Later: with the first handle that may write, and all of it. A child that is forked while another thread
+        # imports a module would wait for it for ever.
         from . import pickling, trust               # noqa: F401
         from .writer import Writer
 

@@ -21,12 +21,17 @@ which are not written to stay as they are.
 """
 
 import contextlib
+import importlib
 import os
 import stat
 import sys
 from typing import NamedTuple
 
 from mmapdict import store
+
+# What is imported only later would keep what stands in for `os` and `boot_id` at that moment.
+for _name in ("birth", "repair", "verify", "writer"):
+    importlib.import_module("mmapdict." + _name)
 
 SECTOR = 512
 GRAINS = (4096, SECTOR, 8, 1)

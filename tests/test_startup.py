@@ -23,8 +23,8 @@ NOT_TO_READ = {
     "mmapdict.machine", "mmapdict.notice", "mmapdict.pickling", "mmapdict.repair", "mmapdict.rules", "mmapdict.scan",
     "mmapdict.seals", "mmapdict.trust", "mmapdict.vacuum", "mmapdict.values", "mmapdict.verify", "mmapdict.watching",
     "mmapdict.writer",
-    "asyncio", "bz2", "ctypes", "dataclasses", "hashlib", "importlib.metadata", "inspect", "logging", "lzma", "numpy.ma",
-    "pickletools", "random", "secrets", "select", "shutil", "socket", "subprocess", "tempfile", "threading",
+    "asyncio", "bz2", "ctypes", "dataclasses", "hashlib", "importlib.metadata", "inspect", "logging", "lzma",
+    "numpy.ma", "pickletools", "random", "secrets", "select", "shutil", "socket", "subprocess", "tempfile", "threading",
     "traceback", "zoneinfo"}
 
 FRESH = """
