@@ -52,14 +52,16 @@ class Moment:
         Where its index block has come to.
     deaths : int
         How many entries have died.
+    live : int
+        How many count, by the header.
     log : list of int
         Offsets of the last of them, as `Table.log` has them.
     """
 
-    __slots__ = ("upto", "deaths", "log")
+    __slots__ = ("upto", "deaths", "live", "log")
 
-    def __init__(self, upto: int, deaths: int, log: list[int]) -> None:
-        self.upto, self.deaths, self.log = upto, deaths, log
+    def __init__(self, upto: int, deaths: int, live: int, log: list[int]) -> None:
+        self.upto, self.deaths, self.live, self.log = upto, deaths, live, log
 
     def died_since(self, deaths: int) -> Optional[list[int]]:
         """Return the offsets of the entries that died since there were so many dead; None: not all are known."""
@@ -127,6 +129,7 @@ class Index:
         self._waiting: set[Any] = set()
         self._all_wait = False
         self.seal: Optional[int] = None
+        self._last_block = 0                # that was found by walking
         self._hidden_waste = 0
         self._counted_at = -1
         self._count = 0
@@ -298,6 +301,8 @@ class Index:
                 self.groups.setdefault(what, record.offset)
             if kind in (GROUP, BLOCK) and record.offset >= self.base:
                 self._hidden_waste -= record.end - record.offset
+                if kind == BLOCK:
+                    self._last_block = record.offset
             elif kind == CLEAR:
                 self._drop_all(record.offset)
             elif kind in (DROP, REPLACE):
@@ -320,6 +325,7 @@ class Index:
         if self.table is not None:
             before = self._live_offsets()
             older.update(before[before < by].tolist())
+            older.difference_update(offset for offset, _ in self._dropped)
         self._dropped += [(offset, by) for offset in sorted(older)]
         self._all_wait = True
         self._cleared = by
@@ -435,7 +441,7 @@ class Index:
     # -- all keys -----------------------------------------------------------------------------------------------
 
     def moment(self) -> Optional[Moment]:
-        """Return the present moment; None: there is no index block, or a writer is inside, or died there."""
+        """Return the present moment; None: the index block does not cover all, or a writer is inside, or died there."""
         cells = self.file.cells
         for _ in range(ATTEMPTS):
             commit = cells[COMMIT]
@@ -443,7 +449,9 @@ class Index:
             table = self.table
             if table is None or self._other_boot:
                 return None
-            moment = Moment(table.cells[tables.UPTO], table.cells[tables.DEATHS], table.log)
+            if self.offsets and self.batch is None and cells[COMMIT] == commit and not commit & 1:
+                return None                     # a program has been there that leaves index blocks alone
+            moment = Moment(table.cells[tables.UPTO], table.cells[tables.DEATHS], cells[LIVE], table.log)
             if cells[COMMIT] == commit and not commit & 1:
                 return moment
         return None
@@ -463,10 +471,10 @@ class Index:
         try:
             while items is None and self.table is not None:
                 moment = self.moment()
-                if moment is not None:
+                if moment is not None and not self.offsets:
                     items = self._items_at(moment)
                     continue
-                # A writer is inside, or died there.
+                # A writer is inside, or died there, or one left the index block alone.
                 commit, end = cells[COMMIT], self.end
                 items = list(self._items().items())
                 self.walk()

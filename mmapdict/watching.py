@@ -42,6 +42,7 @@ class Watcher:
         self._moment = index.moment()               # before: what happens meanwhile is looked at again
         items = dict(index.snapshot())
         self._keep(index, np.array(list(items.values()), np.int64))
+        self._count = len(items)
         return items
 
     def _keep(self, index: Index, offsets: Offsets) -> None:
@@ -108,6 +109,10 @@ class Watcher:
             if offset not in dead:
                 current[key] = offset
         was = set(gone.values())
+        count = self._count + len(current) - len(was)
+        if count != now.live:
+            return None                     # a program has been there that leaves index blocks alone
+        self._count = count
         self._moment = now
         self._died.update(gone)
         self._added += current.values()

@@ -134,7 +134,8 @@ class Writer(Index):
             self._header_checked = True
             stale = stale or cells[LIVE] != self.count() \
                 or cells[COMMIT] == self._walked_at and cells[DEAD] != self._walked_dead \
-                or cells[INDEX] != 0 and (self.table is None or self.table.is_of_a_copy and not self.sealed)
+                or cells[INDEX] != 0 and (self.table is None or self.table.is_of_a_copy and not self.sealed) \
+                or self.table is None and self._last_block > 0
             if self.file.read(self.end + 1, 1) not in (b"", b"\0"):
                 with suppress(OSError):
                     self._cut_leftovers()
@@ -651,7 +652,7 @@ class Writer(Index):
             record.live = False
         self._mend_table(records, restarted)
         if self.table is not None and not self.sealed:
-            self.table.lose_log()                                   # the dead writer may have logged less than it killed
+            self.table.lose_log()               # the dead writer may have logged less than it killed
         memo, dead = fmt.MEMO_START, 0
         for record in records:
             if not record.live:
@@ -793,7 +794,7 @@ class Writer(Index):
         assert batch is not None
         file = self.file
         if file.read(self.end, 1) != _STOP:
-            return          # an exception came right behind the publish: it counts, and the next writer does the rest (I9)
+            return          # an exception came right behind the publish: it counts, the next writer does the rest (I9)
         if not batch.handed_out:
             with suppress(OSError):                                 # what is behind the STOP may stay (I3)
                 self._cut_leftovers()

@@ -254,7 +254,6 @@ def told(info):
     return [getattr(info, name) for name in arrays.ArrayInfo.__slots__]
 
 
-
 @pytest.mark.parametrize("array", [np.arange(8.0), np.arange(6, dtype=">i4"), np.zeros((0, 3), "u1"), np.array(1.5),
                                    np.asfortranarray(np.ones((2, 3))), np.zeros(2, "i4,f8"),
                                    np.arange(5001, dtype="u1")], ids=lambda array: f"{array.dtype}{array.shape}")

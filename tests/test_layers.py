@@ -11,8 +11,8 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "mmapdict"
 # Low to high; a module imports only from layers before its own, the programs at the top also from each other.
 LAYERS = [["errors"], ["format"], ["literals"], ["machine"], ["views"], ["arrays"], ["pickling"], ["rules"],
           ["libraries"], ["trust"], ["values"], ["bulk"], ["seals"], ["store"], ["notice"], ["table"], ["judging"],
-          ["finding"], ["birth"], ["index"], ["writer"], ["copying"], ["vacuum"], ["scan"], ["verify"], ["repair"], ["dictviews"],
-          ["watching"], ["mapping"], ["__init__"],
+          ["finding"], ["birth"], ["index"], ["writer"], ["copying"], ["vacuum"], ["scan"], ["verify"], ["repair"],
+          ["dictviews"], ["watching"], ["mapping"], ["__init__"],
           ["sources", "camera", "capture", "demo", "cli", "__main__"]]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1
