@@ -771,17 +771,20 @@ class Writer(Index):
 
     def _add_block(self, batch: Batch) -> int:
         """Add a new index block to a batch; return its offset, or 0 if there is no room and the old one will do."""
-        block = batch.end
+        self._write_batch(batch)                # its own records: if there is no room for these, it fails
+        block, waste = batch.end, self._hidden_waste
         try:
-            end = self._write_hidden(self._block_parts())
+            batch.end = self._write_hidden(self._block_parts())
+            self._write_batch(batch)
         except OSError:
+            batch.end = block
+            batch.buffer.clear()
             table = self.table
             if table is not None and (table.cells[tables.USED] + len(batch.hashes) >= table.mask
                                       or not table.can_hold(block)):
                 raise
-            return 0
-        self._hidden_waste -= end - block
-        batch.end = end
+            block = 0
+        self._hidden_waste = waste
         return block
 
     def abandon(self) -> None:

@@ -762,3 +762,25 @@ def test_what_waits_and_is_cleared_is_killed_once(path, tiny):
         d.sync()
         assert d.free_bytes == d.info()["free_bytes"] and dict(d) == dict(other) == plain(path) == {}
         faults.check_header(path.read_bytes())
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_no_room_for_the_block_of_a_batch(path, tiny, monkeypatch, size):
+    monkeypatch.setattr(table, "SLOTS_MIN", 16)
+    model = fill(path, 11)
+    real = store.File.write
+
+    def full(file, offset, buffers):
+        if isinstance(buffers, bytes) and b"mmapdict index" in buffers:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, offset, buffers)
+
+    monkeypatch.setattr(store.File, "write", full)
+    with mmapdict.open(path, "r+") as d, mmapdict.open(path, "r") as r:
+        with d.batch():
+            d["a"] = d["b"] = d["c"] = bytes(size)
+        model.update(a=bytes(size), b=bytes(size), c=bytes(size))
+        assert dict(d) == dict(r) == plain(path) == model and mmapdict.verify(path).faults == []
+        monkeypatch.setattr(store.File, "write", real)
+        d["more"] = model["more"] = 1
+        assert dict(d) == dict(r) == plain(path) == model and mmapdict.verify(path).faults == []
