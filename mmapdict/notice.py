@@ -18,7 +18,7 @@ from typing import Any, Optional
 from .store import poll_delays
 
 PACE = 1.5e-3                   # seconds between two looks, as long as each shows something new
-SLOW = 5e-3                     # between two looks, where writes are told
+SLOW = 20e-3                    # between two looks, where writes are told
 AFTER_WRITE = 50                # looks in quick succession when something was written, some 10 ms
 IN_MODIFY, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF = 0x2, 0x4, 0x400, 0x800
 IN_CLOEXEC, IN_NONBLOCK = 0o2000000, 0o4000
