@@ -915,8 +915,8 @@ class Writer(Index):
         if by and not table.cells[tables.WAITS]:
             table.store(tables.WAITS, by)                           # I17, I14
         table.store(tables.HIDDEN, self._hidden_waste)              # I17
-        for group, offset in self.groups.items():
-            table.store(tables.GROUP_CELLS[group], offset)          # I17
+        for group, cell in tables.GROUP_CELLS.items():
+            table.store(cell, self.groups.get(group, 0))            # I17: 0 also where a power cut has left another
         self._groups_stored = len(self.groups)
 
     def _cover(self, upto: int) -> None:
