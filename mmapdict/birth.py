@@ -303,9 +303,9 @@ def clear_litter(folder: str) -> None:
 
 
 def _mark(old: File, state: int) -> None:
-    old.store_cell(fmt.STATE_OFFSET, state)
+    old.store_cell(fmt.STATE_CELL, state)
     # Readers look at the counter only: move it, so that they look at the state. Even stays even (I5).
-    old.store_cell(fmt.COMMIT_OFFSET, old.cells[fmt.COMMIT_OFFSET >> 3] + 2)
+    old.store_cell(fmt.COMMIT_CELL, old.cells[fmt.COMMIT_CELL] + 2 & fmt.CELL_MAX)
 
 
 def open_file(path: str, mode: str, timeout: Optional[float] = None, durable: bool = False) -> File:

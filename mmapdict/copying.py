@@ -288,11 +288,11 @@ class Builder:
         self._run.append(fmt.STOP)
         if self._written > fmt.HEADER_SIZE or len(self._run) > 1:
             self._flush()
-        file.store_cell(fmt.LIVE_OFFSET, len(self._offsets))
-        file.store_cell(fmt.MEMO_OFFSET, self.memo)
-        file.store_cell(fmt.STOP_OFFSET, self.end)
-        file.store_cell(fmt.INDEX_OFFSET, block)
-        file.store_cell(fmt.SYNCED_OFFSET, self.end)    # I14: it gets its name when all of it is on the disk
-        file.store_cell(fmt.COMMIT_OFFSET, commit)
+        file.store_cell(fmt.LIVE_CELL, len(self._offsets))
+        file.store_cell(fmt.MEMO_CELL, self.memo)
+        file.store_cell(fmt.STOP_CELL, self.end)
+        file.store_cell(fmt.INDEX_CELL, block)
+        file.store_cell(fmt.SYNCED_CELL, self.end)    # I14: it gets its name when all of it is on the disk
+        file.store_cell(fmt.COMMIT_CELL, commit)
         if self.end > fmt.HEADER_SIZE:
             file.store_byte(fmt.HEADER_SIZE, fmt.MARK)  # I2

@@ -26,13 +26,14 @@ from .table import Offsets, Table, hash_ops, open_table
 if TYPE_CHECKING:
     from .bulk import Heads         # imported where it is used: one key is found without
 
-COMMIT = fmt.COMMIT_OFFSET >> 3
-LIVE = fmt.LIVE_OFFSET >> 3
-DEAD = fmt.DEAD_OFFSET >> 3
-SYNCED = fmt.SYNCED_OFFSET >> 3
-STOP = fmt.STOP_OFFSET >> 3
-INDEX = fmt.INDEX_OFFSET >> 3
-_BOOT = fmt.BOOT_ID_OFFSET >> 3
+COMMIT = fmt.COMMIT_CELL
+LIVE = fmt.LIVE_CELL
+DEAD = fmt.DEAD_CELL
+SYNCED = fmt.SYNCED_CELL
+STOP = fmt.STOP_CELL
+INDEX = fmt.INDEX_CELL
+MEMO = fmt.MEMO_CELL
+_BOOT = fmt.BOOT_CELL
 REMEDY = "mmapdict.repair(path) copies what is whole"
 _PLAIN = frozenset((str, int, bytes, float, bool, type(None)))
 # An entry up to its tag: MARK and Op; the length; BINGET 0, SHORT_BINBYTES and its size; the tag.

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 CACHED_ARRAYS = 1 << 17
 PATH_CHECK_S = 0.1          # how often `wait` looks whether the path leads elsewhere
 
-_COMMIT = fmt.COMMIT_OFFSET >> 3
-_STATE = fmt.STATE_OFFSET >> 3
-_MEMO = fmt.MEMO_OFFSET >> 3
-_SYNCED = fmt.SYNCED_OFFSET >> 3
+_COMMIT = fmt.COMMIT_CELL
+_STATE = fmt.STATE_CELL
+_MEMO = fmt.MEMO_CELL
+_SYNCED = fmt.SYNCED_CELL
 _new = np.ndarray.__new__
 _missing: Any = object()
 # Which file, and which commit of it.
@@ -476,11 +476,11 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             index = self._refresh()
             cells = self._cells
-            dead = cells[fmt.DEAD_OFFSET >> 3]
+            dead = cells[fmt.DEAD_CELL]
             return {"path": self._path, "mode": self._mode, "version": cells[fmt.VERSION_OFFSET >> 3],
                     "keys": index.count(), "commit": self.commit, "size": self._file.status().st_size,
                     "used": index.end + 1, "live_bytes": index.end - fmt.HEADER_SIZE - dead, "dead_bytes": dead,
-                    "free_bytes": index.waste(), "sealed": index.sealed, "memo": cells[fmt.MEMO_OFFSET >> 3],
+                    "free_bytes": index.waste(), "sealed": index.sealed, "memo": cells[fmt.MEMO_CELL],
                     "file_id": self._file.file_id.hex()}
 
     def __eq__(self, other: object) -> bool:

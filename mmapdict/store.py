@@ -1,7 +1,7 @@
 """One open file: descriptors, map windows, the writers' lock, and every store.
 
 This is the only module that calls `os`, `mmap` and the locking functions. All stores into a file go through the
-six operations `write`, `reserve`, `store_byte`, `store_cell`, `truncate` and `sync` of `File`, so that a class
+six operations `write`, `reserve`, `store_byte`, `cell_store`, `truncate` and `sync` of `File`, so that a class
 that records them, or makes them fail, can stand in for it; but elements of arrays, which users store through maps,
 and `File.fill`. Which store may come when is decided above, and said there with the invariant of docs/format.md that
 it relies on.
@@ -83,8 +83,6 @@ ORDERED = hasattr(os, "uname") and os.uname().machine in ("x86_64", "AMD64") and
 # Files whose lock a batch of this process holds, and the thread that does.
 _held: dict[tuple[int, int], int] = {}
 
-# For `store_cell`, which is called some ten times for each change.
-_CELL_MAX, _HEADER_SIZE = fmt.CELL_MAX, fmt.HEADER_SIZE
 _STOP = bytes((fmt.STOP,))
 
 _Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -190,7 +188,7 @@ def ordered_cells(view: memoryview) -> Any:
 
 
 def header_cells(view: memoryview) -> Any:
-    """Return the header as cells: ``cells[fmt.COMMIT_OFFSET >> 3]``."""
+    """Return the header as cells: ``cells[fmt.COMMIT_CELL]``."""
     return ordered_cells(view[:fmt.HEADER_SIZE])
 
 
@@ -215,18 +213,15 @@ class Window:
         What arrays are views of.
     view : memoryview
         The same bytes.
-    cells : memoryview of 8-byte cells
-        The same, as far as they are whole cells.
     """
 
-    __slots__ = ("start", "end", "root", "view", "cells")
+    __slots__ = ("start", "end", "root", "view")
 
     def __init__(self, start: int, m: mmap.mmap, path: str, mode: str, identity: tuple[int, int]) -> None:
         self.start = start
         self.end = start + len(m)
         self.root: Root = make_root(m, start, path, mode, identity)
         self.view = memoryview(m)
-        self.cells = ordered_cells(self.view[:len(m) & ~7])
 
 
 def _release(path: str, descriptors: list[int]) -> None:
@@ -251,6 +246,8 @@ class File:
     cells : memoryview of 8-byte cells
         The header, as it is in the file at this moment.
     file_id : bytes
+    store_cell : function of (int, int)
+        Stores the header's cell of that number: a `cell_store`.
     tag : int
         Combined with an offset it makes a record's tag.
     identity : (int, int)
@@ -299,7 +296,6 @@ class File:
         self.tag = fmt.file_tag(self.file_id)
         self.fingerprint = (*self.identity, self.file_id)
         self.windows: list[Window] = []
-        self._cell_window: Optional[Window] = None
         self._roots: list[weakref.ref[Root]] = []
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
@@ -317,7 +313,11 @@ class File:
             self._share()
             self._open_lock()
             self._left = weakref.finalize(self, _trim_left, self.path, self.identity, self._ahead)
+        self._map_header()
+
+    def _map_header(self) -> None:
         self.cells: Any = header_cells(self.map_window(0).view)
+        self.store_cell: Any = self.cell_store(self.cells, 0) if self.writable else None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -369,7 +369,6 @@ class File:
             w = Window(start, m, self.path, mode, self.identity)
             if many:
                 self.windows.clear()
-                self._cell_window = None
                 self.epoch += 1
                 self._roots = [root for root in self._roots if root() is not None]
             self.windows.append(w)
@@ -452,17 +451,7 @@ class File:
         return offset
 
     def _write_one(self, offset: int, view: memoryview) -> int:
-        while view:
-            if HAVE_PWRITE:
-                n = os.pwrite(self.lock_fd, view[:WRITE_MAX], offset)
-            else:
-                os.lseek(self.lock_fd, offset, os.SEEK_SET)
-                n = os.write(self.lock_fd, view[:WRITE_MAX])
-            if n == 0:
-                raise OSError(errno.EIO, "a write stored nothing", self.path)
-            view = view[n:]
-            offset += n
-        return offset
+        return _write_all(self.lock_fd, self.path, offset, view)
 
     def reserve(self, start: int, end: int, sparse: bool = False) -> None:
         """Make bytes `start` up to `end`, all behind the STOP (I3), zeros that have their place on the disk.
@@ -562,22 +551,24 @@ class File:
             with suppress(OSError):
                 os.pwrite(self.lock_fd, _STOP, stop)
 
-    def store_cell(self, offset: int, value: int) -> None:
-        """Store the aligned 8-byte cell at `offset`, of the header (I1) or of an index block (I17).
+    def cell_store(self, cells: Any, start: int) -> Callable[[int, int], Any]:
+        """Return the function that stores 8-byte cells: of the header (I1), or of an index block (I17).
 
-        Numbers wrap around, as a damaged one may.
+        Parameters
+        ----------
+        cells : memoryview
+            Aligned cells of this file.
+        start : int
+            The offset of the first of them.
+
+        Returns
+        -------
+        function of (int, int)
+            Called with the number of a cell and its new value.
         """
-        value &= _CELL_MAX
         if self.in_place:
-            if offset < _HEADER_SIZE:
-                self.cells[offset >> 3] = value
-                return
-            w = self._cell_window
-            if w is None or not w.start <= offset <= w.end - 8:
-                w = self._cell_window = self.window(offset, offset + 8)
-            w.cells[offset - w.start >> 3] = value
-        else:
-            self._write_one(offset, memoryview(struct.pack("<Q", value)))
+            return cells.__setitem__            # type: ignore[no-any-return]   # a change stores some ten
+        return functools.partial(_write_cell, self.lock_fd, self.path, start)
 
     def truncate(self, size: int) -> None:
         """Set the file's size to `size`, behind the STOP (I3)."""
@@ -811,7 +802,6 @@ class File:
             Somebody could: another handle that may write, or an array of one, this one's included.
         """
         self.windows.clear()
-        self._cell_window = None
         self.epoch += 1
         self._roots = [root for root in self._roots if root() is not None]
         try:
@@ -826,7 +816,7 @@ class File:
                                     + _named(_writers(self.identity)) + "; close it, and let go of its arrays (del)",
                                     self.path)
         finally:
-            self.cells = header_cells(self.map_window(0).view)
+            self._map_header()
 
     @property
     def sees_others(self) -> bool:
@@ -877,8 +867,7 @@ class File:
     def _let_go(self) -> None:
         """Let go of the maps; those that arrays are over live on with them."""
         self.windows = []
-        self._cell_window = None
-        self.cells = None
+        self.cells = self.store_cell = None
 
     def close(self) -> None:
         """Close the descriptors and let go of the maps: each of them has one too. Arrays keep theirs."""
@@ -888,6 +877,25 @@ class File:
             self._left.detach()
         if not self._fills:             # else the last of them does it: the number must not become another file's
             self.close_files()
+
+
+def _write_all(fd: int, path: str, offset: int, view: memoryview) -> int:
+    """Write bytes, going on after short counts; return the offset behind them."""
+    while view:
+        if HAVE_PWRITE:
+            n = os.pwrite(fd, view[:WRITE_MAX], offset)
+        else:
+            os.lseek(fd, offset, os.SEEK_SET)
+            n = os.write(fd, view[:WRITE_MAX])
+        if n == 0:
+            raise OSError(errno.EIO, "a write stored nothing", path)
+        view = view[n:]
+        offset += n
+    return offset
+
+
+def _write_cell(fd: int, path: str, start: int, cell: int, value: int) -> None:
+    _write_all(fd, path, start + 8 * cell, memoryview(struct.pack("<Q", value)))
 
 
 def _nothing() -> None:
@@ -907,9 +915,9 @@ def _trim_left(path: str, identity: tuple[int, int], ahead: list[bool]) -> None:
             status = os.fstat(fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             cells = struct.unpack_from("<32Q", os.pread(fd, fmt.HEADER_SIZE, 0))
-            stop = cells[fmt.STOP_OFFSET >> 3]
+            stop = cells[fmt.STOP_CELL]
             # I4: the header was right when this handle made the file longer, and even means that it is now (I5).
-            if (status.st_dev, status.st_ino) == identity and not cells[fmt.COMMIT_OFFSET >> 3] & 1 \
+            if (status.st_dev, status.st_ino) == identity and not cells[fmt.COMMIT_CELL] & 1 \
                     and stop + 1 < status.st_size and os.pread(fd, 1, stop) == bytes((fmt.STOP,)):
                 os.ftruncate(fd, stop + 1)          # I3
         finally:

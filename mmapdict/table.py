@@ -154,6 +154,8 @@ class Table:
         Offset of the first cell.
     cells : memoryview of 8-byte cells
         The block, as it is in the file at this moment.
+    store_cell : function of (int, int)
+        Stores a cell of it (I17), as that of `File` one of the header.
     bits : int
         How many bits of a slot hold offset / 8.
     low : int
@@ -170,8 +172,8 @@ class Table:
         Entries before this offset can have a slot, and those a little behind.
     """
 
-    __slots__ = ("file", "offset", "end", "start", "cells", "bits", "low", "mask", "shift", "modulo", "full", "last",
-                 "_epoch")
+    __slots__ = ("file", "offset", "end", "start", "cells", "store_cell", "bits", "low", "mask", "shift", "modulo",
+                 "full", "last", "_epoch")
 
     def __init__(self, file: File, record: fmt.Record) -> None:
         self.file = file
@@ -182,6 +184,7 @@ class Table:
         self.start, self.bits, n = layout
         self.mask = n - 1
         self.cells: Any = None
+        self.store_cell: Any = None
         self._epoch = -1
         self.refresh()
         self.low = (1 << self.bits) - 1
@@ -195,6 +198,8 @@ class Table:
         if self._epoch != self.file.epoch:
             self._epoch = self.file.epoch
             self.cells = ordered_cells(self._bytes())
+            if self.file.writable:
+                self.store_cell = self.file.cell_store(self.cells, self.start)
 
     # -- looking up ---------------------------------------------------------------------------------------------
 
@@ -267,9 +272,13 @@ class Table:
     # -- changing: the caller holds the lock --------------------------------------------------------------------
 
     def store(self, cell: int, value: int) -> None:
-        """Store one cell, if it is another. I17: it is in a bytes object that is thrown away, and aligned (I11)."""
+        """Store one cell, if it is another. I17: it is in a bytes object that is thrown away, and aligned (I11).
+
+        Numbers wrap around, as a damaged one may.
+        """
+        value &= CELL_MAX
         if self.cells[cell] != value:
-            self.file.store_cell(self.start + 8 * cell, value)
+            self.store_cell(cell, value)
 
     def can_hold(self, offset: int) -> bool:
         """Whether a slot has enough bits for `offset`."""
@@ -280,12 +289,12 @@ class Table:
 
         The header's commit is odd.
         """
-        cells, store = self.cells, self.file.store_cell
+        cells, store = self.cells, self.store_cell
         old: int = cells[i]
         slot = h & ~self.low | offset >> 3
         if not old:
-            store(self.start + 8 * USED, cells[USED] + 1)           # I17
-        store(self.start + 8 * i, slot)                             # I17: a hint from now on
+            store(USED, cells[USED] + 1 & CELL_MAX)                 # I17
+        store(i, slot)                                              # I17: a hint from now on
         return slot - old
 
     def insert(self, h: int, offset: int) -> int:
@@ -295,13 +304,13 @@ class Table:
 
     def log_deaths(self, offsets: list[int]) -> None:
         """Keep the offsets of entries that died: who follows finds them there."""
-        store, deaths = self.file.store_cell, self.cells[DEATHS]
+        store, deaths = self.store_cell, self.cells[DEATHS]
         if len(offsets) > LOG_SIZE:
             deaths, offsets = deaths + len(offsets) - LOG_SIZE, offsets[-LOG_SIZE:]
         for offset in offsets:
-            store(self.start + 8 * (DEATHS_LOG + deaths % LOG_SIZE), offset)        # I17
+            store(DEATHS_LOG + deaths % LOG_SIZE, offset)           # I17
             deaths += 1
-        store(self.start + 8 * DEATHS, deaths)                      # I17
+        store(DEATHS, deaths & CELL_MAX)                            # I17
 
     def lose_log(self) -> None:
         """Let nobody rely on the log of deaths: who follows compares all entries."""

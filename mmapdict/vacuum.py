@@ -39,4 +39,4 @@ def copy_live(index: Index, new: File) -> None:
         except CorruptError as exc:
             raise CorruptError(f"{exc.message}; repair copies what is whole", file.path,
                                offset if exc.offset is None else exc.offset) from exc
-    builder.finish(file.cells[fmt.COMMIT_OFFSET >> 3] + 2)
+    builder.finish(file.cells[fmt.COMMIT_CELL] + 2)

@@ -15,15 +15,14 @@ from . import format as fmt
 from . import table as tables
 from .arrays import KEY_MAX, EncodedArray, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
-from .format import Payload, Record
-from .index import COMMIT, DEAD, INDEX, LIVE, STOP, SYNCED, Index
+from .format import CELL_MAX, Payload, Record
+from .index import COMMIT, DEAD, INDEX, LIVE, MEMO, STOP, SYNCED, Index
 from .judging import BLOCK
 from .literals import hash_form, key_parts
 from .store import File
 from .table import Table, bits_for, block_parts, hash_key, hash_ops, make_slots, modulus, open_table, slots_for
 from .values import Encoded, encode, encode_hole
 
-_MEMO = fmt.MEMO_OFFSET >> 3
 _STOP = bytes((fmt.STOP,))
 _MARK = bytes((fmt.MARK,))
 GATHER = 1 << 20                # small records of a batch are written in pieces of about this size
@@ -110,25 +109,25 @@ class Writer(Index):
         if cells[fmt.VERSION_OFFSET >> 3] != fmt.VERSION:
             raise FormatError(f"was turned into format version {cells[fmt.VERSION_OFFSET >> 3]} by another program; "
                               f"this mmapdict writes version {fmt.VERSION}", self.file.path, fmt.VERSION_OFFSET)
-        if cells[fmt.STATE_OFFSET >> 3] != fmt.NORMAL:
+        if cells[fmt.STATE_CELL] != fmt.NORMAL:
             # I13: the path leads here, so whoever was about to replace this file died before, or this is a copy
             # of one that was replaced.
-            self.file.store_cell(fmt.STATE_OFFSET, fmt.NORMAL)
+            self.file.store_cell(fmt.STATE_CELL, fmt.NORMAL)
         self.check_end()
         if self._restarted():
             # Power may have been cut since: cells and records can be of different times (I4).
             self.recover(restarted=True)
-            self.file.store_cell(fmt.SYNCED_OFFSET, self.end)           # I14
+            self.file.store_cell(SYNCED, self.end)                  # I14
             boot = self.file.boot
-            self.file.store_cell(fmt.BOOT_ID_OFFSET, boot[0])           # I4: half of it stored is another boot again
-            self.file.store_cell(fmt.BOOT_ID_OFFSET + 8, boot[1])
+            self.file.store_cell(fmt.BOOT_CELL, boot[0])            # I4: half of it stored is another boot again
+            self.file.store_cell(fmt.BOOT_CELL + 1, boot[1])
             self.file.sync()            # neither this, nor what is dead by now, is undone by another power cut
             return
         if cells[COMMIT] & 1:
             self.recover()
             return
         self.walk()
-        stale = cells[STOP] != self.end or not self._may_be_memo(cells[_MEMO]) \
+        stale = cells[STOP] != self.end or not self._may_be_memo(cells[MEMO]) \
             or cells[SYNCED] > self.end
         if not self._header_checked:
             self._header_checked = True
@@ -159,13 +158,13 @@ class Writer(Index):
             return
         file = self.file
         commit = file.cells[COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        file.store_cell(COMMIT, commit + 1 & CELL_MAX)              # I5
         for key, offset in self.offsets.items():
             table.insert(hash_key(key, table.modulo), offset)       # I17
         self._note_in_table(self.base if self._waiting or self._all_wait else 0)
         self._cover(self.end)
         self.offsets.clear()
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
 
     def _cut_leftovers(self) -> None:
         """Cut off what stands behind the STOP and never counted.
@@ -199,20 +198,30 @@ class Writer(Index):
         ops: Any = parts[0]
         if batch is None:
             self._renew_table_if_full()
-        table = self.table
-        h, place, free = 0, -1, -1
-        if table is None or self.offsets and key in self.offsets:
+        found: list[tuple[int, int]] = []
+        h, place, free, form = 0, -1, -1, ops
+        known = key in self.offsets
+        if self.table is not None and not known:
+            if type(key) is not str or len(parts) > 1:
+                form = hash_form(key)
+            h, found, free = self._look(form)
+        table = self.table                      # None if it proved damaged
+        if type(key) is str and type(value) is EncodedArray and value.template.small and len(ops) <= KEY_MAX \
+                and not known and not found and fmt.ARRAYS in self.groups and (batch is not None or (
+                    table is not None and not self.offsets and self.seal is None and not self.durable)):
+            return self._put_small(key, ops, value, h, free)
+        if table is None or known:
             old = self.find(key)
         else:
-            old, h, place, free = self._look(key, ops if type(key) is str and len(parts) == 1 else None)
-            table = self.table                  # None if it proved damaged
+            old, place, free = self._choose(found, free, key, form)
+            table = self.table
         if old is not None and type(key) is not str:
             # As in a dict, the first of several equal keys (1, 1.0, True) stays.
             _, kept, _, _, _ = self.read_head(old)
             if key_parts(kept) != parts:
                 key, parts = kept, key_parts(kept)
                 ops = parts[0]
-        memo = file.cells[_MEMO] if batch is None else batch.memo
+        memo = file.cells[MEMO] if batch is None else batch.memo
         if value.memo and memo + value.memo > fmt.MEMO_END:
             raise OverflowError("the file has no memo indices left; copy its items into a new file")
         older = [] if old is None else self._all_live(key, old)
@@ -257,27 +266,76 @@ class Writer(Index):
             batch.whole = True
         return offset
 
-    def _look(self, key: Any, ops: Optional[bytes]) -> tuple[Optional[int], int, int, int]:
-        """Look a key up in the table, to store it again.
+    def _put_small(self, key: str, ops: bytes, value: EncodedArray, h: int, free: int) -> int:
+        """Do as `put`, faster, where a new key with a small array needs nothing but its record and a slot.
 
         Parameters
         ----------
-        key : object
-        ops : bytes, optional
-            Its `hash_form`, if that is known.
+        key : str
+        ops : bytes
+            Its literal.
+        value : EncodedArray
+        h, free : int
+            If there is an index block: the hash of the key, and a free slot for it.
+        """
+        file, table, batch = self.file, self.table, self.batch
+        offset = self.end if batch is None else batch.end
+        template = value.template
+        record, end = fmt.encode_small(offset, file.tag, ops + template.ops, template.payload, value.data,
+                                       template.tail)
+        self._write_behind(record, end)
+        if batch is not None:
+            batch.whole = False
+            batch.end = end
+            if table is not None:
+                batch.hashes[offset] = h
+            self._order.append(offset)
+            self.offsets[key] = offset
+            self._count += 1
+            batch.whole = True
+            return offset
+        assert table is not None
+        cells, slots, store, store_slot = file.cells, table.cells, file.store_cell, table.store_cell
+        commit = cells[COMMIT]
+        store(COMMIT, commit + 1 & CELL_MAX)                        # I5: odd while a writer is inside
+        file.store_byte(offset, fmt.MARK)                           # I2: the publish
+        self.end = self.base = end
+        store(STOP, end)                                            # I4: a hint; the walk is the truth
+        store_slot(tables.USED, slots[tables.USED] + 1 & CELL_MAX)  # I17
+        store_slot(free, h & ~table.low | offset >> 3)              # I17
+        store(LIVE, cells[LIVE] + 1 & CELL_MAX)                     # I4
+        store_slot(tables.UPTO, end)                                # I17: the last store of a sequence
+        store(COMMIT, commit + 2 & CELL_MAX)                        # I5: even again, and moved
+        if self._counted_at == commit:
+            self._counted_at = commit + 2
+            self._count += 1
+        if self._ordered_to == offset:
+            self._order.append(offset)
+            self._ordered_to = end
+        return offset
+
+    def _look(self, ops: bytes) -> tuple[int, list[tuple[int, int]], int]:
+        """Look a key up in the table, by its `hash_form`; return its hash, and what `Table.look` does."""
+        table = self.table
+        assert table is not None
+        h = hash_ops(ops, table.modulo)
+        try:
+            return h, *table.look(h)
+        except CorruptError:
+            self._distrust()
+            self._walk()
+            return 0, [], -1
+
+    def _choose(self, found: list[tuple[int, int]], free: int, key: Any,
+                ops: bytes) -> tuple[Optional[int], int, int]:
+        """Choose from what `_look` has found for a key with the `hash_form` `ops`.
 
         Returns
         -------
-        (int or None, int, int, int)
-            The offset of its record, its hash, the slot of that record, and a slot that is free or that of a dead one.
+        (int or None, int, int)
+            The offset of the key's record, the slot of that, and a slot that is free or that of a dead one.
         """
-        table = self.table
-        assert table is not None
         try:
-            if ops is None:
-                ops = hash_form(key)
-            h = hash_ops(ops, table.modulo)
-            found, free = table.look(h)
             newest, place = None, -1
             if found:
                 least = max(self._gone.get(key, 0), self._cleared)
@@ -286,11 +344,11 @@ class Writer(Index):
                         newest, place = offset, i
                     elif not self.is_live(offset) and self.read_head(offset)[1] == key:
                         free = i                # no other key's: in a copy its own entry might be live
-            return newest, h, place, free
+            return newest, place, free
         except CorruptError:
             self._distrust()
             self._walk()
-            return self.find(key), 0, -1, -1
+            return self.find(key), -1, -1
 
     def _must_wait(self, key: Any) -> bool:
         """Whether a record of `key` waits for the disk, so that later ones have to (I14)."""
@@ -452,12 +510,12 @@ class Writer(Index):
             file.sync()                                             # I15: all of it is on the disk before the publish
         by = self.end
         commit, store = cells[COMMIT], file.store_cell
-        store(fmt.COMMIT_OFFSET, commit + 1)                        # I5: odd while a writer is inside
+        store(COMMIT, commit + 1 & CELL_MAX)                        # I5: odd while a writer is inside
         if memo:
-            store(fmt.MEMO_OFFSET, memo)                            # I8: raised before the publish
+            store(MEMO, memo)                            # I8: raised before the publish
         file.store_byte(by, fmt.MARK)                               # I2: the publish
         self.end = end
-        store(fmt.STOP_OFFSET, end)                                 # I4: a hint; the walk is the truth
+        store(STOP, end)                                 # I4: a hint; the walk is the truth
         if self.seal is not None:
             sealed = self.sealed
             self._unseal()                                          # I16: a record stands behind it by now
@@ -482,16 +540,16 @@ class Writer(Index):
             for h, offset, i in slots:
                 more += table.insert(h, offset) if i < 0 else table.set_slot(i, h, offset)          # I17
             if summed:
-                table.store(tables.SUM, table.cells[tables.SUM] + more & fmt.CELL_MAX)              # I17
+                table.store(tables.SUM, table.cells[tables.SUM] + more & CELL_MAX)              # I17
         if live != cells[LIVE]:
-            store(fmt.LIVE_OFFSET, live)                            # I4
+            store(LIVE, live)                            # I4
         if dead:
-            store(fmt.DEAD_OFFSET, cells[DEAD] + dead)              # I4
+            store(DEAD, cells[DEAD] + dead & CELL_MAX)              # I4
         if table is not None and cover:
             if older or block or len(self.groups) != self._groups_stored:
                 self._note_in_table(by if waiting or older and cells[SYNCED] else 0)
             self._cover(end)
-        store(fmt.COMMIT_OFFSET, commit + 2)                        # I5: even again, and moved
+        store(COMMIT, commit + 2 & CELL_MAX)                        # I5: even again, and moved
         self._counted_at = commit + 2 if self._counted_at == commit else -1
         if self.durable:
             file.sync()                                             # I15: the publish is on the disk before a kill
@@ -519,16 +577,16 @@ class Writer(Index):
         file = self.file
         commit = file.cells[COMMIT]
         if offsets:
-            file.store_cell(fmt.COMMIT_OFFSET, commit + 1)          # I5: what is live until then waits no more
+            file.store_cell(COMMIT, commit + 1 & CELL_MAX)          # I5: what is live until then waits no more
         if synced > file.cells[SYNCED]:
             if self.table is not None and not summed and not self.sealed:
                 self.table.count()                                  # I17
-            file.store_cell(fmt.SYNCED_OFFSET, synced)              # I4, I14
+            file.store_cell(SYNCED, synced)                         # I4, I14
         if not offsets:
             return
         for offset in offsets:
             self._kill(offset)
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
         if self._counted_at == commit:
             self._counted_at = commit + 2
 
@@ -555,7 +613,7 @@ class Writer(Index):
         # I6: one byte; a replacement is published. I12: the record's bytes stay, arrays over them may be alive.
         self.file.store_byte(offset + 1, fmt.DEAD)
         dead = self.file.cells[DEAD] + fmt.RECORD_HEAD + self._length(offset) + 1
-        self.file.store_cell(fmt.DEAD_OFFSET, dead)                 # I4
+        self.file.store_cell(DEAD, dead & CELL_MAX)                           # I4
 
     def remove(self, key: Any, offset: int) -> None:
         """Kill the live record of `key`, which is at `offset`."""
@@ -567,7 +625,7 @@ class Writer(Index):
             return
         *older, _ = self._all_live(key, offset)
         commit = cells[COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        file.store_cell(COMMIT, commit + 1 & CELL_MAX)              # I5
         if self.sealed:
             self._unseal()                                          # I16: before anything that it vouches for
             file.sync()                                             # on the disk too, else it would seem damaged
@@ -576,8 +634,8 @@ class Writer(Index):
         self._kill(offset)
         if self.table is not None:
             self.table.log_deaths([offset])
-        file.store_cell(fmt.LIVE_OFFSET, cells[LIVE] - 1)           # I4
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(LIVE, cells[LIVE] - 1 & CELL_MAX)                     # I4
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
         if self._counted_at == commit:
             self._counted_at = commit + 2
             self._count -= 1
@@ -646,7 +704,7 @@ class Writer(Index):
         if restarted or older:
             # What is read after a start is on the disk; but containers start by themselves.
             file.sync()                                             # I14: what superseded them is on the disk
-        file.store_cell(fmt.COMMIT_OFFSET, file.cells[COMMIT] | 1)     # I5
+        file.store_cell(COMMIT, file.cells[COMMIT] | 1)             # I5
         for record in older:
             file.store_byte(record.offset + 1, fmt.DEAD)            # I9
             record.live = False
@@ -667,14 +725,14 @@ class Writer(Index):
         self._shadowed.clear()
         self._waits_no_more()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
-        file.store_cell(fmt.STOP_OFFSET, self.end)                  # I4
-        file.store_cell(fmt.LIVE_OFFSET, len(self.offsets))         # I4
-        file.store_cell(fmt.DEAD_OFFSET, dead)                      # I4
-        file.store_cell(fmt.MEMO_OFFSET, memo)                      # I8
+        file.store_cell(STOP, self.end)                             # I4
+        file.store_cell(LIVE, len(self.offsets))                    # I4
+        file.store_cell(DEAD, dead)                                 # I4
+        file.store_cell(MEMO, memo)                                 # I8
         if file.cells[SYNCED] > self.end:
-            file.store_cell(fmt.SYNCED_OFFSET, self.end)            # I4: nonsense
-        commit = file.cells[COMMIT] + 1
-        file.store_cell(fmt.COMMIT_OFFSET, commit)                  # I5
+            file.store_cell(SYNCED, self.end)                       # I4: nonsense
+        commit = file.cells[COMMIT] + 1 & CELL_MAX
+        file.store_cell(COMMIT, commit)                             # I5
         self._counted_at, self._count = commit, len(self.offsets)
         waits = False
         if self.table is not None:
@@ -707,9 +765,9 @@ class Writer(Index):
         if not self.sealed:
             return
         file, commit = self.file, self.file.cells[COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        file.store_cell(COMMIT, commit + 1 & CELL_MAX)              # I5
         self._unseal()                                              # I16
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
         if self._counted_at == commit:
             self._counted_at = commit + 2
         if self.durable:
@@ -720,7 +778,7 @@ class Writer(Index):
     def begin_batch(self) -> None:
         """Let all changes from now on be written behind the STOP, where they do not count, until `commit`."""
         self.count()
-        self.batch = Batch(self.end, self.file.cells[_MEMO])
+        self.batch = Batch(self.end, self.file.cells[MEMO])
 
     def _note(self, batch: Batch, end: int, memo: int, older: dict[int, Any]) -> None:
         """Take note of a record that was written for the batch, up to the offset `end`, and of those it supersedes."""
@@ -811,13 +869,13 @@ class Writer(Index):
         file.write(batch.end, _STOP)                                # I3
         if self.durable:
             file.sync()                                             # I15
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
+        file.store_cell(COMMIT, commit + 1 & CELL_MAX)              # I5
         file.store_byte(self.end, fmt.MARK)                         # I2
-        file.store_cell(fmt.STOP_OFFSET, batch.end)                 # I4
-        file.store_cell(fmt.DEAD_OFFSET, dead)                      # I4
+        file.store_cell(STOP, batch.end)                            # I4
+        file.store_cell(DEAD, dead & CELL_MAX)                      # I4
         if self.table is not None:
             self.table.store(tables.UPTO, batch.end)                # I17: there are no entries in it
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
 
     # -- the index block ----------------------------------------------------------------------------------------
 
@@ -856,10 +914,10 @@ class Writer(Index):
         file, table = self.file, self.table
         assert table is not None
         commit = file.cells[COMMIT]
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 1)              # I5
-        file.store_cell(fmt.INDEX_OFFSET, 0)                        # I4
+        file.store_cell(COMMIT, commit + 1 & CELL_MAX)              # I5
+        file.store_cell(INDEX, 0)                                   # I4
         self._kill(table.offset)
-        file.store_cell(fmt.COMMIT_OFFSET, commit + 2)              # I5
+        file.store_cell(COMMIT, commit + 2 & CELL_MAX)              # I5
         self._forget_all()
         self.walk()
         self._table_from = 2 * len(self.offsets)
@@ -899,7 +957,7 @@ class Writer(Index):
         assert self.table is not None
         self._table_at = block
         self._other_boot = False
-        self.file.store_cell(fmt.INDEX_OFFSET, block)               # I4: a hint, as all the header is
+        self.file.store_cell(INDEX, block)                          # I4: a hint, as all the header is
         if old and self._is_block(old):
             self._kill(old)                                         # I6: good or not, it is needed no more
 
@@ -924,7 +982,7 @@ class Writer(Index):
         table = self.table
         assert table is not None
         self.base = upto
-        self.file.store_cell(table.start + 8 * tables.UPTO, upto)
+        table.store_cell(tables.UPTO, upto)
 
     def _set_waits(self, by: int) -> None:
         assert self.table is not None
@@ -960,7 +1018,7 @@ class Writer(Index):
             record.live = False
         if table is None:
             if at:
-                file.store_cell(fmt.INDEX_OFFSET, 0)                # I4
+                file.store_cell(INDEX, 0)                           # I4
             self._table_at = 0
             return
         self.table, self._table_at, self._other_boot = table, at, False

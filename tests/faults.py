@@ -4,6 +4,7 @@ The last part, which reads header and records, shares no code with mmapdict.
 """
 
 import errno
+import functools
 import io
 import os
 import pickle
@@ -99,9 +100,14 @@ class RecordingFile(store.File):
         super().store_byte(offset, value)
         self._note("byte", offset, bytes([value]))
 
-    def store_cell(self, offset, value):
-        super().store_cell(offset, value)
-        self._note("cell", offset, struct.pack("<Q", value % 2**64))
+    def cell_store(self, cells, start):
+        store = super().cell_store(cells, start)
+
+        def noted(cell, value):
+            store(cell, value)
+            self._note("cell", start + 8 * cell, struct.pack("<Q", value))
+
+        return noted
 
     def sync(self, folder=False):
         super().sync(folder)
@@ -351,8 +357,8 @@ class FailingFile(store.File):
     def store_byte(self, offset, value):
         self._store(super().store_byte, offset, value)
 
-    def store_cell(self, offset, value):
-        self._store(super().store_cell, offset, value)
+    def cell_store(self, cells, start):
+        return functools.partial(self._store, super().cell_store(cells, start))
 
     def sync(self, folder=False):
         self._store(super().sync, folder)

@@ -2,7 +2,7 @@
 
 A `Disk` records what is stored into the files of a folder, and the barriers (`fsync` and `fdatasync`, of files and of
 folders) in between: system calls, by standing in for `os` in mmapdict's modules, and stores into maps. It knows nothing
-of mmapdict's own classes beyond `File.store_byte` and `File.store_cell`, so what does not go through them is seen too.
+of mmapdict's own classes beyond `File.store_byte` and `File.cell_store`, so what does not go through them is seen too.
 
 A `Platter` follows these events. At any of them the power can be cut. What was stored before the last barrier of a file
 is on the disk. Of everything since, nothing is sure:
@@ -225,18 +225,23 @@ class Machine:
                 if hasattr(module, "boot_id"):
                     monkeypatch.setattr(module, "boot_id", lambda: self._boot)
         monkeypatch.setattr(store, "AHEAD_LEAST", 4096)
-        store_byte, store_cell = store.File.store_byte, store.File.store_cell
+        store_byte, cell_store = store.File.store_byte, store.File.cell_store
 
         def byte(file, offset, value):
             store_byte(file, offset, value)
             self._in_map(file, offset, bytes([value]))
 
-        def cell(file, offset, value):
-            store_cell(file, offset, value)
-            self._in_map(file, offset, (value % 2**64).to_bytes(8, "little"))
+        def noting(file, cells, start):
+            store_cell = cell_store(file, cells, start)
+
+            def cell(number, value):
+                store_cell(number, value)
+                self._in_map(file, start + 8 * number, value.to_bytes(8, "little"))
+
+            return cell
 
         monkeypatch.setattr(store.File, "store_byte", byte)
-        monkeypatch.setattr(store.File, "store_cell", cell)
+        monkeypatch.setattr(store.File, "cell_store", noting)
         self.start_anew()
 
     def _in_map(self, file, offset, data):

@@ -264,9 +264,14 @@ class SlowFile(store.File):
         super().store_byte(offset, value)
         pause()
 
-    def store_cell(self, offset, value):
-        super().store_cell(offset, value)
-        pause()
+    def cell_store(self, cells, start):
+        store = super().cell_store(cells, start)
+
+        def slow(cell, value):
+            store(cell, value)
+            pause()
+
+        return slow
 
 
 def pause():
@@ -304,11 +309,16 @@ class LateFile(SlowFile):
         else:
             super().store_byte(offset, value)
 
-    def store_cell(self, offset, value):
-        if offset == COMMIT_OFFSET and not value & 1 and self.held is not None:
-            super().store_byte(self.held, MARK)
-            self.held = None
-        super().store_cell(offset, value)
+    def cell_store(self, cells, start):
+        store = super().cell_store(cells, start)
+
+        def late(cell, value):
+            if start + 8 * cell == COMMIT_OFFSET and not value & 1 and self.held is not None:
+                SlowFile.store_byte(self, self.held, MARK)
+                self.held = None
+            store(cell, value)
+
+        return late
 
 
 def publish_late():

@@ -378,9 +378,9 @@ class Mortal:
 
             for module in birth, store:
                 patch.setattr(module, "os", Os())
-            for name in "store_byte", "store_cell":
-                real = getattr(store.File, name)
-                patch.setattr(store.File, name, lambda *arguments, real=real: counted(real, *arguments))
+            store_byte, cell_store = store.File.store_byte, store.File.cell_store
+            patch.setattr(store.File, "store_byte", lambda *of: counted(store_byte, *of))
+            patch.setattr(store.File, "cell_store", lambda *of: functools.partial(counted, cell_store(*of)))
             try:
                 yield
             finally:

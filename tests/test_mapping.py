@@ -1142,13 +1142,13 @@ def test_a_signal_handler_cannot_change_the_mapping_in_the_middle_of_a_change(d)
 
 def test_a_finalizer_cannot_change_the_mapping_in_the_middle_of_a_change(d, monkeypatch):
     """As above, and where it is said: a function that is called inside stands for the collector's."""
-    def finalizer(file, *cell):
+    def finalizer(file, *byte):
         monkeypatch.undo()
         with pytest.raises(BusyError, match="a signal handler or finalizer .* let it set a flag"):
             d["finalizer"] = 1
-        file.store_cell(*cell)
+        file.store_byte(*byte)
 
-    monkeypatch.setattr(store.File, "store_cell", finalizer)
+    monkeypatch.setattr(store.File, "store_byte", finalizer)
     d["a"] = 1
     check(d, {"a": 1})
 

@@ -57,22 +57,36 @@ STORES = {
 
 
 @contextlib.contextmanager
-def killed_before(store_name, number=1):
+def killed_before(store_name, number=1, handle=None):
     """Let the writer die inside the block, before the store of that name, or before the `number`-th of them."""
     left = [number]
 
-    def dying(method):
-        def store_or_die(self, offset, value):
-            if STORES[store_name](offset, value):
-                left[0] -= 1
-                if left[0] == 0:
-                    raise Killed
-            method(self, offset, value)
+    def die_if_due(offset, value):
+        if STORES[store_name](offset, value):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+
+    store_byte, cell_store = store.File.store_byte, store.File.cell_store
+
+    def dying_byte(self, offset, value):
+        die_if_due(offset, value)
+        store_byte(self, offset, value)
+
+    def dying_cells(self, cells, start):
+        store_cell = cell_store(self, cells, start)
+
+        def store_or_die(cell, value):
+            die_if_due(start + 8 * cell, value)
+            store_cell(cell, value)
         return store_or_die
 
     with contextlib.ExitStack() as stack:
-        for name in ("store_byte", "store_cell"):
-            stack.enter_context(unittest.mock.patch.object(store.File, name, dying(getattr(store.File, name))))
+        stack.enter_context(unittest.mock.patch.object(store.File, "store_byte", dying_byte))
+        stack.enter_context(unittest.mock.patch.object(store.File, "cell_store", dying_cells))
+        if handle is not None:          # one that is open already
+            file = handle._file
+            stack.enter_context(unittest.mock.patch.object(file, "store_cell", dying_cells(file, file.cells, 0)))
         yield from dead(stack)
 
 
@@ -331,7 +345,7 @@ SHARED[1] = SHARED[0]
 def unpublished(path):
     """A whole record, which uses the memo, stands behind the STOP: the writer died before it began to publish it."""
     items = before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("begin"):
+    with mmapdict.open(path, "r+") as d, killed_before("begin", handle=d):
         d["d"] = SHARED
     data = path.read_bytes()
     stop = listing.walk(data)[1]
@@ -351,7 +365,7 @@ def torn(path):
 def dead_before_publish(path):
     """The counter is odd and the memo mark is raised, but the record was not published."""
     items = before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("publish"):
+    with mmapdict.open(path, "r+") as d, killed_before("publish", handle=d):
         d["d"] = SHARED
     cut_behind(path)
     return items
@@ -360,7 +374,7 @@ def dead_before_publish(path):
 def dead_after_publish(path):
     """A new key was published; the header knows nothing of it."""
     items = before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("stop"):
+    with mmapdict.open(path, "r+") as d, killed_before("stop", handle=d):
         d["d"] = SHARED
     cut_behind(path)
     return {**items, "d": SHARED}
@@ -369,7 +383,7 @@ def dead_after_publish(path):
 def dead_before_kill(path):
     """A replacement was published; the record that it replaces is still live."""
     items = before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("kill"):
+    with mmapdict.open(path, "r+") as d, killed_before("kill", handle=d):
         d["a"] = "new"
     cut_behind(path)
     return {**items, "a": "new"}
@@ -378,7 +392,7 @@ def dead_before_kill(path):
 def dead_after_kill(path):
     """A record was killed; the counter is odd."""
     items = before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("dead"):
+    with mmapdict.open(path, "r+") as d, killed_before("dead", handle=d):
         del d["b"]
     cut_behind(path)
     return {key: value for key, value in items.items() if key != "b"}
@@ -387,7 +401,7 @@ def dead_after_kill(path):
 def dead_before_clear(path):
     """The record that empties the dictionary was published; everything before it is still live."""
     before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("kill"):
+    with mmapdict.open(path, "r+") as d, killed_before("kill", handle=d):
         d.clear()
     cut_behind(path)
     return {}
@@ -396,7 +410,7 @@ def dead_before_clear(path):
 def dead_in_clear(path):
     """The record that empties the dictionary was published; one of three entries before it was killed."""
     before(path)
-    with mmapdict.open(path, "r+") as d, killed_before("kill", 2):
+    with mmapdict.open(path, "r+") as d, killed_before("kill", 2, handle=d):
         d.clear()
     cut_behind(path)
     return {}
