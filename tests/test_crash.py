@@ -107,7 +107,7 @@ def test_a_writer_that_lets_synced_records_live_may_be_killed_anywhere(name, tmp
                 case = perform(recorder, d, model, later, [lambda model: None])
                 assert sum(live and entry for *_, live, entry in list(faults.records(case.after))[:-1]) == len(model)
                 check_killed(case, tmp_path / "killed")
-                check_paused(case, random.Random(name), 50)
+                check_paused(case, random.Random(name), 15)
 
 
 @pytest.mark.parametrize("name", ["set new", "replace an array", "create", "create masked", "clear", "first array"])

@@ -129,20 +129,22 @@ def other():
     other.close()
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", SINGLE)
-def test_every_store_fails_once_and_for_good(name, error, tmp_path, monkeypatch, other):
+def test_every_store_fails_once_and_for_good(name, error, step, tmp_path, monkeypatch, other):
+    """Or, with a step, every store in one way or another."""
     path = tmp_path / "file"
     fault = faults.Fault(error=error).install(monkeypatch)
     before = descriptors()
     ways = [("before", False), ("part", False), ("after", False)]
     if error is OSError:
         ways = [("before", False), ("part", True), ("before", True), ("after", False)]
-    for fault.how, fault.lasting in ways:
-        for fault.at in range(40):
+    for first, (fault.how, fault.lasting) in enumerate(ways):
+        for fault.at in range(first % step, 50, step):
             if not check_fault(path, name, fault, other):
                 break
-        assert 3 < fault.at < 40
+        assert 3 < fault.at < 47
     other.close()
     other.d = None
     assert descriptors(before) == before
