@@ -241,6 +241,7 @@ def follow(bench: Bench) -> Iterator[Row]:
     for count, how in itertools.product((sizes.keys[0], sizes.keys[-1]), ("wait", "watch")):
         path = bench.copied_store(count)
         with mmapdict.open(path, "r+") as d:
+            d["first"] = 0  # who writes first into a copied file walks it
             found = _follow(partial(_put_arrays, d), bench, follow_store, path, sizes.follows, how)
         remove(path)
         board = bench.new_path()

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -711,17 +712,18 @@ class Writer(Index):
         self._mend_table(records, restarted)
         if self.table is not None and not self.sealed:
             self.table.lose_log()               # the dead writer may have logged less than it killed
-        memo, dead = fmt.MEMO_START, 0
-        for record in records:
-            if not record.live:
-                dead += record.end - record.offset
-            elif record.entry:
-                _, _, at, view, base = self.read_head(record.offset)
-                with suppress(CorruptError):            # one bad value does not stop all writers
-                    if decode_info(view, base, at, record.body_end) is None:
-                        from .pickling import highest_memo          # arrays do without
+        memo = fmt.MEMO_START
+        live = [record.offset for record in records if record.live and record.entry]
+        dead = sum(record.end - record.offset for record in records if not record.live)
+        described = self.describe(live)
+        arrays = [info is not None for info in described[1]] if described is not None else [False] * len(live)
+        for offset in compress(live, map(not_, arrays)):
+            record, _, at, view, base = self.read_head(offset)
+            with suppress(CorruptError):                # one bad value does not stop all writers
+                if decode_info(view, base, at, record.body_end) is None:
+                    from .pickling import highest_memo          # arrays do without
 
-                        memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
+                    memo = max(memo, highest_memo(view[at - base:record.body_end - base]))
         self._shadowed.clear()
         self._waits_no_more()
         self.offsets = dict(sorted(self.offsets.items(), key=lambda item: item[1]))
