@@ -7,8 +7,9 @@ reached, records that were killed by a look at their Op byte.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -20,7 +21,7 @@ from .errors import CorruptError
 from .format import Record
 from .judging import BLOCK, CLEAR, DROP, GROUP, REPLACE, SEAL, Hidden, judge_hidden
 from .literals import check_key, decode_literal, encode_literal, hash_form
-from .store import File, Window
+from .store import File, Window, poll_delays
 from .table import Offsets, Table, hash_ops, open_table
 
 if TYPE_CHECKING:
@@ -441,10 +442,15 @@ class Index:
 
     # -- all keys -----------------------------------------------------------------------------------------------
 
-    def moment(self) -> Optional[Moment]:
-        """Return the present moment; None: the index block does not cover all, or a writer is inside, or died there."""
+    def moment(self, patience: int = 0) -> Optional[Moment]:
+        """Return the present moment; None: the index block does not cover all, or a writer is inside, or died there.
+
+        With `patience`, sleep up to so many times until a writer has come out: the system may let it wait inside.
+        """
         cells = self.file.cells
-        for _ in range(ATTEMPTS):
+        for delay in chain(repeat(0.0, ATTEMPTS), islice(poll_delays(), patience)):
+            if delay:
+                time.sleep(delay)
             commit = cells[COMMIT]
             self.walk()
             table = self.table
@@ -692,7 +698,10 @@ class Index:
         """Return how many bytes stand in records that a new file with the same content would not have."""
         superseded = sum(fmt.RECORD_HEAD + 1 + self._length(offset) for offset, _ in self._superseded())
         seal = fmt.RECORD_HEAD + 1 + self._length(self.seal) if self.seal is not None and self.sealed else 0
-        return int(self.file.cells[DEAD]) + superseded + self._hidden_waste - seal
+        n = self.count()
+        block = 0 if self.table is None else tables.FIRST_SLOT + self.table.mask + 1
+        new = 0 if n < tables.INDEX_FROM else tables.FIRST_SLOT + tables.slots_for(n)
+        return max(0, int(self.file.cells[DEAD]) + superseded + self._hidden_waste - seal + 8 * (block - new))
 
     def waits_for_disk(self) -> bool:
         """Whether there are live records that do not count, because what supersedes them is not on the disk (I14)."""

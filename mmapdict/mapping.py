@@ -1017,7 +1017,7 @@ class MmapDict(MutableMapping[Any, Any]):
         Returns
         -------
         int
-            By how many bytes the file got shorter.
+            By how many bytes the file got shorter; less than 0 if it got an index, which files of 64 keys have.
 
         Raises
         ------

@@ -18,6 +18,9 @@ from .literals import decode_literal
 from .table import Offsets
 
 
+PATIENCE = 100                  # times to sleep, some 20 ms all in all, before all keys are compared
+
+
 class Change(NamedTuple):
     """What happened between two looks: lists of keys, each in the order of the file."""
 
@@ -69,7 +72,7 @@ class Watcher:
     def update(self, index: Index) -> Change:
         """Return what changed since the last look, and look again."""
         if index.file is self._index.file and self._moment is not None:
-            now = index.moment()
+            now = index.moment(PATIENCE)
             change = None if now is None else self._follow(index, self._moment, now)
             if change is not None:
                 return change
