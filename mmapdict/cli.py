@@ -345,7 +345,8 @@ def _vacuum(arguments: argparse.Namespace, stdin: TextIO, stdout: TextIO) -> int
     if arguments.json:
         _print_json({"path": path, "freed": freed}, stdout)
     else:
-        _print(f"{path}: {freed:,} bytes freed" if freed >= 0 else f"{path}: {-freed:,} bytes longer, by its index", stdout)
+        what = f"{freed:,} bytes freed" if freed >= 0 else f"{-freed:,} bytes longer, by its index"
+        _print(f"{path}: {what}", stdout)
     return 0
 
 
