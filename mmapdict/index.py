@@ -262,8 +262,17 @@ class Index:
         return not self._other_boot or bool(cells[SYNCED]) and table.is_sound(cells[STOP])
 
     def _distrust(self) -> None:
-        """Do without the index block: it is damaged. All records are walked then."""
+        """Do without the index block: it is damaged. All records are walked then.
+
+        Raises
+        ------
+        CorruptError
+            In a batch, which cannot go on.
+        """
         at = self._table_at
+        if self.batch is not None:
+            raise CorruptError("the index block is damaged, which shows in the middle of a batch: nothing of the batch "
+                               "is stored; do it again", self.file.path, at)
         self._forget_all()
         self._table_at = at
 
@@ -480,6 +489,9 @@ class Index:
                 moment = self.moment()
                 if moment is not None and not self.offsets:
                     items = self._items_at(moment)
+                    if items is not None and len(items) != moment.live:
+                        items = None
+                        self._distrust()        # it leads to fewer keys than the header counts, or to more
                     continue
                 # A writer is inside, or died there, or one left the index block alone.
                 commit, end = cells[COMMIT], self.end
@@ -649,7 +661,7 @@ class Index:
         for key, older in self._shadowed.items():
             for offset in older:
                 if self.is_live(offset):
-                    yield offset, self.offsets[key]
+                    yield offset, self.offsets.get(key, self.end)      # in the table by now: at the end at the latest
         for offset, by in self._dropped:
             if self.is_live(offset):
                 yield offset, by

@@ -339,7 +339,9 @@ class MmapDict(MutableMapping[Any, Any]):
     def _root(self, record: fmt.Record) -> tuple[Root, int]:
         """Return what the array in a record is a view of, and the offset of its first byte."""
         root = self._file.window(record.offset, record.end).root
-        return (read_only(root) if self._writable and self._index.sealed else root), root.start
+        index = self._index                         # in a batch there may be records behind the seal
+        keep = self._writable and index.sealed and record.offset < index.end
+        return (read_only(root) if keep else root), root.start
 
     def _info(self, offset: int, ops: bytes = b"") -> tuple[Union[ArrayInfo, MaskedInfo, None], fmt.Record, int,
                                                             memoryview, int]:
@@ -588,9 +590,17 @@ class MmapDict(MutableMapping[Any, Any]):
 
     def _change_in_batch(self, operation: Callable[..., Any], *args: Any) -> Any:
         """Do as `_change`, inside a batch, which holds the lock."""
+        index = self._index
         try:
             self._busy = True
-            return operation(self._index, *args)
+            return operation(index, *args)
+        except BaseException as exc:
+            # The index may know half of what was done. Errors that come before anything is written are no harm.
+            batch = index.batch
+            if batch is not None and (not batch.whole or not isinstance(exc, Exception)
+                                      or isinstance(exc, CorruptError)):
+                batch.broken = True
+            raise
         finally:
             self._busy = False
             if self._closed:
@@ -657,7 +667,7 @@ class MmapDict(MutableMapping[Any, Any]):
                     raise ClosedError(f"{self._path} was closed inside its batch, of which nothing is stored")
                 raise BusyError(errno.ECHILD, "this process was forked inside a batch, which is its parent's",
                                 self._path)
-            if good and index.batch.whole:
+            if good and not index.batch.broken:
                 index.commit()
                 self._seen = file.cells[_COMMIT]
             elif good:

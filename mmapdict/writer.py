@@ -62,6 +62,8 @@ class Batch:
     whole : bool
         Whether the index knows all that was written. An exception out of nowhere, Ctrl-C for instance, can come
         in between.
+    broken : bool
+        Whether one did, so that the batch cannot be published.
     """
 
     def __init__(self, end: int, memo: int) -> None:
@@ -78,6 +80,7 @@ class Batch:
         self.buffer = bytearray()
         self.buffer_at = end + 1
         self.whole = True
+        self.broken = False
 
 
 class Writer(Index):
@@ -207,9 +210,11 @@ class Writer(Index):
                 form = hash_form(key)
             h, found, free = self._look(form)
         table = self.table                      # None if it proved damaged
-        if type(key) is str and type(value) is EncodedArray and value.template.small and len(ops) <= KEY_MAX \
-                and not known and not found and fmt.ARRAYS in self.groups and (batch is not None or (
-                    table is not None and not self.offsets and self.seal is None and not self.durable)):
+        usual = type(key) is str and len(parts) == 1 and len(ops) <= KEY_MAX \
+            and type(value) is EncodedArray and value.template.small and fmt.ARRAYS in self.groups
+        if usual and not known and not found and (batch is not None or table is not None and not self.offsets
+                                                  and self.seal is None and not self.durable):
+            assert type(value) is EncodedArray
             return self._put_small(key, ops, value, h, free)
         if table is None or known:
             old = self.find(key)
@@ -676,7 +681,6 @@ class Writer(Index):
         if self.batch is not None:
             self._note(self.batch, end, 0, older)
             self.batch.cleared = True
-            self.batch.hashes.clear()
             self._cleared = end
         else:
             self._publish(end, 0, older, 0)

@@ -1,5 +1,6 @@
 """Batches: several changes that become one."""
 
+import contextlib
 import os
 import pickle
 import threading
@@ -11,7 +12,8 @@ import faults
 import judge
 import mmapdict
 from children import in_fork
-from mmapdict import BusyError, ClosedError, ReadOnlyError, index, mapping
+from mmapdict import BusyError, ClosedError, ReadOnlyError, index, mapping, writer
+from operations import ARRAY
 
 
 def plain(path):
@@ -321,3 +323,66 @@ def test_an_array_that_was_looked_up_before_is_not_the_old_one_inside(d):
         with pytest.raises(KeyError):
             d["b"]
     assert "b" not in d and type(mapping.Batch(d)) is mmapdict.Batch
+
+
+# -- errors that the block catches, and goes on -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["_note", "_length", "forget", "is_live"])
+@pytest.mark.parametrize("operation", [
+    lambda d: d.clear(), lambda d: d.pop("a"), lambda d: assign_both(d, "a"), lambda d: assign_both(d, "new")])
+def test_an_interrupt_that_the_block_catches_breaks_the_batch_or_did_nothing(path, function, operation, monkeypatch):
+    with mmapdict.open(path, "w") as d:
+        d.update({"a": ARRAY, "b": 1})
+        d.sync()
+        interrupted = False
+        real = getattr(writer.Writer, function)
+
+        def interrupt(self, *arguments):
+            nonlocal interrupted
+            interrupted = True
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        expected = {"a": ARRAY, "b": 1}
+        with contextlib.suppress(BusyError), d.batch():
+            d["new"] = ARRAY
+            monkeypatch.setattr(writer.Writer, function, interrupt)
+            try:
+                operation(d)
+            except KeyboardInterrupt:
+                d["more"] = 2
+            monkeypatch.setattr(writer.Writer, function, real)
+        if not interrupted:
+            return
+        check(d, expected)
+        d["afterwards"] = 3
+        check(d, {**expected, "afterwards": 3})
+
+
+def assign_both(d, key):
+    d[key] = ARRAY + 1
+
+
+def test_what_a_batch_wrote_and_cleared_while_it_waits_is_killed_by_the_next_sync_of_another(path):
+    with mmapdict.open(path, "w") as a, mmapdict.open(path, "r+") as b:
+        a.update((i, ARRAY) for i in range(100))
+        a["a"] = 1
+        a.sync()
+        with a.batch():
+            a["a"] = 2
+            a.clear()
+        b.sync()
+        b["b"] = 1
+        assert mmapdict.verify(path).faults == [] and dict(b) == {"b": 1}
+
+
+def test_a_hole_that_is_made_in_a_batch_of_a_sealed_file_can_be_filled(path):
+    with mmapdict.open(path, "w") as d:
+        d["a"] = ARRAY
+        d.seal()
+        with d.batch():
+            hole = d.create("hole", 3, "i8")
+            hole[...] = 5
+            assert not d["a"].flags.writeable
+        assert d["hole"].tolist() == [5, 5, 5] and not d.sealed

@@ -784,3 +784,44 @@ def test_no_room_for_the_block_of_a_batch(path, tiny, monkeypatch, size):
         monkeypatch.setattr(store.File, "write", real)
         d["more"] = model["more"] = 1
         assert dict(d) == dict(r) == plain(path) == model and mmapdict.verify(path).faults == []
+
+
+@pytest.mark.parametrize("length", [4090, 4097, 5000, 70000])
+def test_a_key_that_is_a_payload_gets_its_small_array(path, length):
+    with mmapdict.open(path, "w") as d:
+        d.update((i, np.zeros(3)) for i in range(100))
+        d["x" * length] = np.arange(3)
+        d.update({"y" * length: np.arange(4)})
+        with d.batch():
+            d["z" * length] = np.arange(5)
+        assert d["x" * length].tolist() == [0, 1, 2] and len(d["z" * length]) == 5
+    assert len(plain(path)["y" * length]) == 4 and len(plain(path)) == 103
+    assert mmapdict.verify(path).faults == []
+
+
+def damage_slots(d, path, value):
+    """Let every slot of the index block be another number, behind the back of the handle `d`."""
+    block = d._index.table
+    with open(path, "r+b") as f:
+        f.seek(block.start + 8 * table.FIRST_SLOT)
+        f.write(struct.pack("<Q", value) * (block.mask + 1))
+
+
+def test_an_index_block_without_a_free_slot_breaks_a_batch_and_nothing_else(path):
+    with mmapdict.open(path, "w") as d:
+        d.update((i, np.full(3, i)) for i in range(100))
+        with pytest.raises(mmapdict.CorruptError, match="nothing of the batch is stored"), d.batch():
+            d["first"] = 1
+            damage_slots(d, path, 33)
+            d["second"] = 2
+        assert len(d) == 100 and "first" not in d and d[7].tolist() == [7, 7, 7]
+        d["after"] = 3
+        assert len(d) == len(plain(path)) == 101
+
+
+def test_a_listing_that_the_header_does_not_agree_with_is_made_by_walking(path):
+    with mmapdict.open(path, "w") as d:
+        d.update((i, np.full(3, i)) for i in range(100))
+        damage_slots(d, path, 0)
+        with mmapdict.open(path, "r") as other:
+            assert list(other) == list(range(100)) and [entry.key for entry in other.entries()] == list(range(100))
