@@ -19,7 +19,7 @@ help:
 	@echo "make lint    flake8 and mypy alone"
 	@echo "make compat  write files with one numpy, read them with another, for all pairs"
 	@echo "make bench   measure, against the floors in the same run"
-	@echo "make bench-peers  measure beside other libraries: an hour or two (BENCH_ARGS=--quick: some minutes)"
+	@echo "make bench-peers  measure beside other libraries: half an hour (BENCH_ARGS=--quick: some minutes)"
 	@echo "make clean   remove the virtual environments and caches"
 
 $(VENV)/bin/python:

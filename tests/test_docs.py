@@ -1,7 +1,13 @@
-"""docs/format.md says what the code does: its tables, opcodes and example; and no link leads nowhere."""
+"""docs/format.md and docs/api.md say what the code does: tables, opcodes, example, signatures; and all links lead
+somewhere.
+"""
 
+import builtins
 import importlib.util
+import inspect
+import io
 import pathlib
+import pickle
 import pickletools
 import re
 import sys
@@ -9,6 +15,7 @@ import sys
 import pytest
 
 import listing
+import mmapdict
 from mmapdict import arrays, literals
 from mmapdict import format as fmt
 
@@ -295,6 +302,100 @@ def test_every_invariant_is_named_where_it_is_kept_or_tested(number):
 
 def test_invariants_named_in_the_text_are_defined():
     assert {int(number) for number in INVARIANT.findall(SPEC)} == set(defined_invariants())
+
+
+# -- the reference of the API --------------------------------------------------------------------------------------
+
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+TITLES = re.findall(r"^### (?:`(.+)`|(\w+))$", API, re.M)
+NAMED = {head.partition("(")[0]: head for head, _ in TITLES if head}
+WORDS = {word for _, word in TITLES if word}
+PUBLIC = [name for name in dir(mmapdict.MmapDict) if not name.startswith("_")]
+
+
+def said_signature(head):
+    """The signature in a heading, without types."""
+    made = {}
+    exec("def made%s: pass" % head[head.index("("):], {"float": float}, made)
+    return inspect.signature(made["made"])
+
+
+def bare_signature(function, method=False):
+    """The signature of a function as the text has it: no types, no self, and `...` for a default without a meaning."""
+    signature = inspect.signature(function)
+    parameters = [parameter.replace(annotation=parameter.empty,
+                                    default=... if type(parameter.default) is object else parameter.default)
+                  for parameter in list(signature.parameters.values())[method:]]
+    return signature.replace(parameters=parameters, return_annotation=signature.empty)
+
+
+def fields_of(title):
+    """The fields in the table under a heading."""
+    rows = re.findall(r"^\| (`.+?) \|", section(title, API), re.M)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_method_is_in_the_reference_with_its_signature(name):
+    head = NAMED[name]
+    member = inspect.getattr_static(mmapdict.MmapDict, name)
+    if "(" in head:
+        assert said_signature(head) == bare_signature(member, method=True)
+    else:
+        assert isinstance(member, property)
+
+
+@pytest.mark.parametrize("name", mmapdict.__all__)
+def test_every_name_is_in_the_reference_with_its_signature(name):
+    head = NAMED.get("mmapdict." + name)
+    if head is not None:
+        assert said_signature(head) == bare_signature(getattr(mmapdict, name))
+    elif issubclass(getattr(mmapdict, name), mmapdict.MmapDictError):
+        assert "| `%s` |" % name in section("Errors", API)
+    else:
+        assert "`mmapdict.%s`" % name in section(name, API)
+
+
+def test_the_reference_has_nothing_that_is_not_there():
+    names = {name.removeprefix("mmapdict.") for name in NAMED if name.startswith("mmapdict.")}
+    assert names <= set(mmapdict.__all__)
+    assert set(NAMED) - {"mmapdict." + name for name in names} == set(PUBLIC)
+    assert WORDS <= set(mmapdict.__all__)
+    assert len(NAMED) + len(WORDS) == len(TITLES) == len(re.findall("^### ", API, re.M))
+
+
+@pytest.mark.parametrize("name", ["Change", "Entry", "Fault", "Global", "Lost"])
+def test_fields_of_tuples_are_in_the_reference(name):
+    kind = getattr(mmapdict, name)
+    extra = [key for key, member in vars(kind).items() if isinstance(member, property)]
+    assert fields_of(name) == [*kind._fields, *extra]
+
+
+@pytest.mark.parametrize("name", ["RepairReport", "Report", "ScanReport"])
+def test_fields_of_reports_are_in_the_reference(name):
+    kind = getattr(mmapdict, name)
+    extra = [key for key, member in vars(kind).items() if isinstance(member, property)]
+    fields = fields_of(name)
+    assert sorted(fields) == sorted([*vars(kind("a path")), *extra])
+
+
+def test_facts_of_info_are_in_the_reference(tmp_path):
+    with mmapdict.open(tmp_path / "a", "x") as d:
+        assert fields_of("`info()`") == list(d.info())
+
+
+def test_errors_and_their_bases_are_in_the_reference():
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section("Errors", API), re.M)
+    found = {name for name in mmapdict.__all__ if isinstance(getattr(mmapdict, name), type)
+             and issubclass(getattr(mmapdict, name), Exception)}
+    assert {name for name, _ in rows} == found
+    places = [vars(builtins), vars(mmapdict), {"io.UnsupportedOperation": io.UnsupportedOperation,
+                                               "pickle.UnpicklingError": pickle.UnpicklingError}]
+    for name, bases in rows:
+        said = [next(place[base] for place in places if base in place) for base in re.findall(r"`([\w.]+)`", bases)]
+        kind = getattr(mmapdict, name)
+        shown = kind.__bases__[0].__bases__ if kind.__bases__[0].__name__ == "FileContentError" else kind.__bases__
+        assert tuple(said) == shown
 
 
 # -- links ---------------------------------------------------------------------------------------------------------
