@@ -19,7 +19,7 @@ from . import table as tables
 from .arrays import ArrayInfo, MaskedInfo
 from .errors import CorruptError
 from .format import Record
-from .judging import BLOCK, CLEAR, DROP, GROUP, REPLACE, SEAL, Hidden, judge_hidden
+from .judging import BLOCK, CLEAR, DROP, GROUP, REPLACE, SEAL, WITHOUT_SUCCESSOR, Hidden, judge_hidden
 from .literals import check_key, decode_literal, encode_literal, hash_form
 from .store import File, Window, poll_delays
 from .table import Offsets, Table, hash_ops, open_table
@@ -131,6 +131,7 @@ class Index:
         self._waiting: set[Any] = set()
         self._all_wait = False
         self.seal: Optional[int] = None
+        self._announced = 0                 # the record of which says that a successor follows at once, and none has
         self._last_block = 0                # that was found by walking
         self._hidden_waste = 0
         self._counted_at = -1
@@ -174,6 +175,9 @@ class Index:
                         raise CorruptError("the file ends without its STOP")
                 op = w.view[self.end - w.start]
                 if op == fmt.STOP:
+                    if self._announced:
+                        # They were published together, so it is lost; the old one is still there (I14).
+                        raise CorruptError(WITHOUT_SUCCESSOR, None, self._announced)
                     return found
                 try:
                     record = fmt.decode_record(w.view, w.start, self.end, file.tag)
@@ -185,6 +189,8 @@ class Index:
                 if record.live and not record.entry and record.offset >= self.base:
                     self._hidden_waste += record.end - record.offset
                 self._forget_seal()                 # it vouches for what stands before it only
+                if record.entry:
+                    self._announced = 0
                 if record.live:
                     self._take(record, w.view, w.start)
                 else:
@@ -318,6 +324,8 @@ class Index:
                 self._drop_all(record.offset)
             elif kind in (DROP, REPLACE):
                 self._drop(what, record.offset)
+                if kind == REPLACE:
+                    self._announced = record.offset
             elif kind == SEAL:
                 self.seal = record.offset
 

@@ -25,6 +25,7 @@ PUT_BY = {fmt.ARRAYS: frozenset((fmt.NDARRAY, fmt.DTYPE, fmt.NO_ROWS, fmt.UINT8)
           fmt.MASKS: frozenset((fmt.MASKED_ARRAY, fmt.NOMASK))}
 _GIVEN = frozenset((0,)).union(*PUT_BY.values())
 
+WITHOUT_SUCCESSOR = "a key is taken out, because its next value follows at once, and none does: it is lost"
 GROUP, CLEAR, DROP, REPLACE, SEAL, BLOCK, INERT = "group", "clear", "drop", "replace", "seal", "index block", "inert"
 
 

@@ -20,7 +20,7 @@ from .copying import Builder, stored_parts
 from .errors import CorruptError, FormatError
 from .finding import HEAD_MAX, VERSION_MAX, Finder, Head
 from .format import Record
-from .judging import CLEAR, DROP, REPLACE, SEAL, judge_hidden, judge_key, judge_value
+from .judging import CLEAR, DROP, REPLACE, SEAL, WITHOUT_SUCCESSOR, judge_hidden, judge_key, judge_value
 from .literals import shown
 from .seals import check, decode_seal
 from .store import OFFSET_MAX, full_path, raw_bytes
@@ -213,6 +213,7 @@ class _Search:
         self.seal: Optional[Record] = None
         # Entries that were taken out for a successor.
         self.taken: dict[Any, _Item] = {}
+        self.announced: Optional[Record] = None     # says that a successor follows at once, and none has
 
     def run(self) -> dict[Any, _Item]:
         """Return what counts, in the order of the file; the report gets the rest."""
@@ -220,6 +221,9 @@ class _Search:
         for record, sure in self._records():
             self.seal = None                # one that is not the last record holds no more
             self._take(record, sure)
+        if self.announced is not None:
+            self.damaged = self.broken = True
+            self._note(f"at offset {self.announced.offset}: {WITHOUT_SUCCESSOR}")
         self._decide_unsure()
         self._bring_back()
         if not recognised and not self.items:
@@ -380,6 +384,8 @@ class _Search:
 
     def _take(self, record: Record, sure: bool) -> None:
         """Apply a record, as an unpickler would."""
+        if record.entry:
+            self.announced = None
         if not record.live:
             return
         if not record.entry:
@@ -416,8 +422,10 @@ class _Search:
             self.unsure.pop(key, None)
             if kind == DROP:
                 self.taken.pop(key, None)
-            elif item is not None:
-                self.taken[key] = item
+            else:
+                self.announced = record
+                if item is not None:
+                    self.taken[key] = item
 
     def _bring_back(self) -> None:
         """Bring back entries whose successors are lost.

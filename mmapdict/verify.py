@@ -193,6 +193,7 @@ class _Check:
         self.known_stop = fmt.HEADER_SIZE <= self.stop < self.size and not self.stop % fmt.RECORD_ALIGNMENT
         self.groups: dict[int, int] = {}
         self.current: dict[Any, Record] = {}
+        self.announced: Optional[Record] = None     # says that a successor follows at once, and none has
         self.superseded: list[tuple[_Live, int, bool]] = []     # what took its place, and whether that is another entry
         self.alive: list[tuple[int, int]] = []
         self.keys: dict[int, Any] = {}                      # offset of a live entry -> key
@@ -217,6 +218,8 @@ class _Check:
         report = self.report
         if self._header():
             end = self._walk()
+            if self.announced is not None:
+                self.fault(self.announced.offset, "record", judging.WITHOUT_SUCCESSOR)
             report.keys = len(self.current)
             self._memo_indices()
             if self.alone or not self.moved():
@@ -393,6 +396,8 @@ class _Check:
     def _record(self, record: Record) -> None:
         self.report.records += 1
         self.last = record
+        if record.entry:
+            self.announced = None
         if record.end % fmt.RECORD_ALIGNMENT:
             self.fault(record.offset, "alignment", f"a record ends at {record.end}, no multiple of "
                                                    f"{fmt.RECORD_ALIGNMENT}")
@@ -525,6 +530,8 @@ class _Check:
             self._fillers(found.fillers, what)
         if kind in (judging.DROP, judging.REPLACE):
             self._take_out(what, record.offset)
+            if kind == judging.REPLACE:
+                self.announced = record
         elif kind == judging.SEAL:
             self.seal = record
         elif kind == judging.BLOCK:

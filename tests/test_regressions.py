@@ -32,8 +32,9 @@ import pytest
 import judge
 import mmapdict
 from children import WITHOUT_MMAPDICT, descriptors, fork, in_fork, join, maps, run
-from mmapdict import MmapDict, store
 from judge import plain
+from mmapdict import CorruptError, MmapDict, store
+from mmapdict import format as fmt
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs fork and /proc")
 
@@ -1089,3 +1090,26 @@ with mmapdict.MmapDict(path, "a", allow=[Gone]) as d:
     with MmapDict(path, "a") as d:
         del d["gone"]
     assert plain(path) == {"later": 5, "ok": 1}
+
+
+def test_a_successor_that_was_lost_between_two_sectors_does_not_take_its_predecessor_along(tmp_path):
+    """The record that takes a key out is on the disk, and where its successor was to be there are STOPs by chance."""
+    path = tmp_path / "file"
+    with mmapdict.open(path, "x") as d:
+        d["kept"], d["key"] = 1, "old"
+        d.sync()
+        before = d._index.end
+        d["key"] = "new"
+        drop = d._index.file.record(before)[0]
+        data = bytearray(path.read_bytes())
+    data[drop.end:drop.end + 512] = b"." * 512
+    data[fmt.STOP_OFFSET:fmt.STOP_OFFSET + 8] = drop.end.to_bytes(8, "little")
+    path.write_bytes(data)
+    assert pickle.loads(data) == {"kept": 1}
+    for mode in "r", "r+":
+        with pytest.raises(CorruptError, match="none does: it is lost.*repair"):
+            mmapdict.open(path, mode)
+    assert [fault.offset for fault in mmapdict.verify(path).faults if fault.kind == "record"] == [before]
+    report = mmapdict.repair(path, tmp_path / "repaired")
+    assert not report.whole and plain(report.output) == {"kept": 1, "key": "old"}
+    path.unlink()
