@@ -293,6 +293,6 @@ class Builder:
         file.store_cell(fmt.STOP_CELL, self.end)
         file.store_cell(fmt.INDEX_CELL, block)
         file.store_cell(fmt.SYNCED_CELL, self.end)    # I14: it gets its name when all of it is on the disk
-        file.store_cell(fmt.COMMIT_CELL, commit)
+        file.store_cell(fmt.COMMIT_CELL, commit & fmt.CELL_MAX)
         if self.end > fmt.HEADER_SIZE:
             file.store_byte(fmt.HEADER_SIZE, fmt.MARK)  # I2

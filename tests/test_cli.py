@@ -488,3 +488,17 @@ def test_output_that_cannot_be_written_is_exit_2(path):
     with open("/dev/full", "wb") as full:
         done = python_m("ls", path, stdout=full)
     assert (done.returncode, done.stderr) == (2, b"mmapdict: No space left on device\n")
+
+
+def test_a_file_that_gets_an_index_becomes_longer_and_says_so(tmp_path, capsys):
+    path = tmp_path / "file"
+    with mmapdict.open(path, "x") as d:
+        for i in range(64):
+            d[i] = i
+        assert d.free_bytes == 0 and d._index.table is None
+    before = path.stat().st_size
+    assert main(["vacuum", str(path)]) == 0
+    longer = path.stat().st_size - before
+    assert longer > 0 and f"{longer:,} bytes longer, by its index" in capsys.readouterr().out
+    with mmapdict.open(path) as d:
+        assert d._index.table is not None and d.free_bytes == 0 and dict(d) == {i: i for i in range(64)}

@@ -825,3 +825,18 @@ def test_a_listing_that_the_header_does_not_agree_with_is_made_by_walking(path):
         damage_slots(d, path, 0)
         with mmapdict.open(path, "r") as other:
             assert list(other) == list(range(100)) and [entry.key for entry in other.entries()] == list(range(100))
+
+
+def test_a_follower_waits_for_a_writer_that_is_kept_waiting_inside(path):
+    fill(path)
+    with mmapdict.open(path, "r+") as d, mmapdict.open(path, "r") as r:
+        file, commit = d._index.file, fmt.COMMIT_OFFSET >> 3
+        assert r._index.moment() is not None
+        file.store_cell(commit, file.cells[commit] + 1)
+        assert r._index.moment() is None
+        timer = threading.Timer(1e-3, lambda: file.store_cell(commit, file.cells[commit] + 1))
+        timer.start()
+        try:
+            assert r._index.moment(100_000) is not None
+        finally:
+            timer.join()

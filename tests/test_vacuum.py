@@ -235,3 +235,16 @@ def test_a_sealed_file_is_not_vacuumed(path):
         assert d.vacuum() > 0 and not d.sealed and d.free_bytes == d.info()["free_bytes"] == 0
         d.seal()
         assert d.free_bytes == 0
+
+
+def test_a_commit_that_is_nonsense_wraps_around(tmp_path):
+    path = tmp_path / "file"
+    with mmapdict.open(path, "x") as d:
+        d["a"] = 1
+    with open(path, "r+b") as f:
+        f.seek(fmt.COMMIT_OFFSET)
+        f.write((2**64 - 2).to_bytes(8, "little"))
+    with mmapdict.open(path) as d:
+        d.vacuum()
+        d["b"] = 2
+        assert dict(d) == {"a": 1, "b": 2}
