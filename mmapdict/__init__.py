@@ -9,7 +9,9 @@
 - `open` opens a file and gives a `MmapDict`, which has all methods and their help
 - `verify` checks a file, `repair` copies what is whole of a damaged one, `scan` lists what `pickle.load` would import
 - what they report: `Report` and its `Fault`, `RepairReport` and its `Lost`, `ScanReport` and its `Global`
-- `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields, `Batch` what `MmapDict.batch` returns
+- `log` opens a `Log` of named values, `compare` compares several; `samples` opens a `SampleStore` of arrays by id
+- `Entry` is what `MmapDict.entry` returns, `Change` what `MmapDict.watch` yields; `Batch`, `Exclusive` and `Extension`
+  are what `batch`, `exclusive` and `extend` return
 - `memmap` is the type of the arrays that are handed out
 - errors: `MmapDictError`, and of its kind `FormatError`, `CorruptError`, `ReadOnlyError`, `ClosedError`, `BusyError`,
   `UntrustedError`
@@ -30,7 +32,10 @@ Reading the source, from low to high; each module imports only what stands befor
 - `copying`, `vacuum`, `repair`: records copied into a new file
 - `scan`, `verify`: a file looked at as a whole
 - `dictviews`: what `entry`, `keys`, `values` and `items` give
+- `growables`: arrays that grow
+- `blocks`: what `batch`, `exclusive` and `extend` give
 - `mapping`: `MmapDict`
+- `rows`, `logs`, `samples`: tables of growable columns
 - `cli`, `demo`: the command line
 
 The file format is specified in docs/format.md.
@@ -41,27 +46,32 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (BusyError, ClosedError, CorruptError, FormatError, MmapDictError, ReadOnlyError,
                      UntrustedError)
-from .mapping import Batch, MmapDict, open
+from .blocks import Batch, Exclusive, Extension
+from .mapping import MmapDict, open
 from .views import memmap
 
 if TYPE_CHECKING:
     from .dictviews import Entry
+    from .logs import Log, compare, log
     from .repair import Lost, RepairReport, repair
+    from .samples import SampleStore, samples
     from .scan import Global, ScanReport, scan
     from .verify import Fault, Report, verify
     from .watching import Change
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Fault", "FormatError", "Global",
-           "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport", "Report", "ScanReport",
-           "UntrustedError", "memmap", "open", "repair", "scan", "verify"]
+__all__ = ["Batch", "BusyError", "Change", "ClosedError", "CorruptError", "Entry", "Exclusive", "Extension", "Fault",
+           "FormatError", "Global", "Log", "Lost", "MmapDict", "MmapDictError", "ReadOnlyError", "RepairReport",
+           "Report", "SampleStore", "ScanReport", "UntrustedError", "compare", "log", "memmap", "open", "repair",
+           "samples", "scan", "verify"]
 
 # Names whose modules are imported when they are first asked for: who opens a file and reads an array needs none of
 # them, and would wait for them in every new process.
-_LATER = {"Change": "watching", "Entry": "dictviews", "Fault": "verify", "Global": "scan", "Lost": "repair",
-          "RepairReport": "repair", "Report": "verify", "ScanReport": "scan", "repair": "repair", "scan": "scan",
-          "verify": "verify"}
+_LATER = {"Change": "watching", "Entry": "dictviews", "Fault": "verify", "Global": "scan", "Log": "logs",
+          "Lost": "repair", "RepairReport": "repair", "Report": "verify", "SampleStore": "samples",
+          "ScanReport": "scan", "compare": "logs", "log": "logs", "repair": "repair", "samples": "samples",
+          "scan": "scan", "verify": "verify"}
 
 
 if not TYPE_CHECKING:                   # else every misspelt name would be one of the package
@@ -76,7 +86,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module: `repair`, `scan` and `verify` stay functions when their modules, which have the same names, come."""
+    """This module: `repair` and others stay functions when their modules, which have the same names, come."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and _LATER.get(name) == name:

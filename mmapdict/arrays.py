@@ -16,7 +16,7 @@ from . import format as fmt
 from .errors import CorruptError
 from .format import Buffer, Payload
 from .literals import ARGUMENT_SIZES, decode_literal, encode_literal, shown, skip_filler
-from .views import Root, map_array, map_masked
+from .views import Root, map_array, map_masked, map_strided
 
 Order = Literal["C", "F"]
 
@@ -29,6 +29,11 @@ _BUILT = b"tb"
 _MASKED = _get[fmt.MASKED_ARRAY] + b"("
 # dtype=None, copy=False, subok=True, ndmin=0
 _MASKED_OPTIONS = b"N\x89\x88K\x00"
+# Of a growable array: how it starts; what pushes the cell with the number of its rows; from there to its bytes.
+GROWS = _NDARRAY + b"0"
+COUNT = b"\x8a\x08"
+BYTES_OF_ROWS = b"0" + fmt.BYTEARRAY
+ROWS_HEAD = 64                  # bytes before the first row; the first cell of them is the mark
 
 
 # -- dtypes -----------------------------------------------------------------------------------------------------
@@ -269,6 +274,7 @@ class EncodedArray:
     __slots__ = ("template", "data")
     groups = fmt.ARRAYS
     memo = base = 0
+    fill = None
 
     def __init__(self, template: _Template, data: Any) -> None:
         self.template = template
@@ -440,7 +446,106 @@ class MaskedInfo:
         self.hard_mask = hard_mask
 
 
+class Column:
+    """One of the arrays of a growable value: what a row has of it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of its part of one row.
+    axis : int
+        Which axis of the array the rows are.
+    dtype : numpy.dtype
+    offset : int
+        Of its first element, from the start of a row, in bytes.
+    """
+
+    __slots__ = ("shape", "axis", "dtype", "offset")
+
+    def __init__(self, shape: tuple[int, ...], axis: int, dtype: np.dtype[Any], offset: int) -> None:
+        self.shape, self.axis, self.dtype, self.offset = shape, axis, dtype, offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a row."""
+        nbytes = self.dtype.itemsize
+        for n in self.shape:
+            nbytes *= n
+        return nbytes
+
+    def shape_of(self, count: int) -> tuple[int, ...]:
+        """Return the shape of the array of so many rows."""
+        return (*self.shape[:self.axis], count, *self.shape[self.axis:])
+
+    def strides(self, row_nbytes: int) -> tuple[int, ...]:
+        """Return the strides of the array: inside a row it is contiguous, as in C."""
+        strides = []
+        step = self.dtype.itemsize
+        for n in reversed(self.shape):
+            strides.append(step)
+            step *= n
+        strides.reverse()
+        return (*strides[:self.axis], row_nbytes, *strides[self.axis:])
+
+
+# A column, or columns and further trees by their names.
+Tree = Union[Column, dict[str, Any]]
+
+
+class GrowableInfo:
+    """Arrays that grow row by row, all over the same bytes: one, or several in nested dicts.
+
+    Attributes
+    ----------
+    tree : Column, or dict of str to Column or such a dict
+    count : int
+        How many rows they have: what its cell held.
+    count_at : int
+        The offset of that cell, from the start of the file.
+    capacity_at : int
+        That of the cell with the number of bytes that rows and `ROWS_HEAD` have.
+    start : int
+        That of the first row.
+    room : int
+        How many bytes rows can take.
+    row_nbytes : int
+        Bytes of one row.
+    mark : int
+        This many rows have been seen, so that nothing else may be written to their places.
+    memo : int
+        The first of two memo indices.
+    tail : (int, int)
+        Where the opcodes behind the rows stand, in bytes from the start of the file.
+    body_end : int
+        `Record.body_end`.
+    """
+
+    __slots__ = ("tree", "count", "count_at", "capacity_at", "start", "room", "row_nbytes", "mark", "memo", "tail",
+                 "body_end")
+
+    def __init__(self, tree: Tree, count: int, count_at: int, capacity_at: int, start: int, room: int, row_nbytes: int,
+                 mark: int, memo: int, tail: tuple[int, int], body_end: int) -> None:
+        self.tree, self.count, self.count_at, self.capacity_at = tree, count, count_at, capacity_at
+        self.start, self.room, self.row_nbytes, self.mark = start, room, row_nbytes, mark
+        self.memo, self.tail, self.body_end = memo, tail, body_end
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there is room for."""
+        return self.room // self.row_nbytes if self.row_nbytes else fmt.CELL_MAX >> 8
+
+
+def columns_of(tree: Tree) -> Iterator[Column]:
+    """Yield the columns of a tree."""
+    if isinstance(tree, Column):
+        yield tree
+    else:
+        for part in tree.values():
+            yield from columns_of(part)
+
+
 _dtypes: dict[bytes, np.dtype[Any]] = {}
+TREE_DEPTH = 50
 
 
 class _Cursor:
@@ -539,6 +644,102 @@ class _Cursor:
             raise self.fail(f"an array of shape {shape}, dtype {dtype} needs {nbytes} bytes, and has {n}")
         return ArrayInfo(shape, dtype, "F" if fortran else "C", self.base + start, nbytes)
 
+    def number(self, size: int = 8) -> int:
+        """Return the little-endian number of so many bytes that stands here, and pass over it."""
+        start, self.pos = self.pos, self.pos + size
+        if self.pos > self.end:
+            raise self.fail("an array that runs past its record")
+        return int.from_bytes(self.buf[start:self.pos], "little")
+
+    def cell(self) -> tuple[int, int]:
+        """Return the cell that stands here, and its offset in the file."""
+        at = self.base + self.pos
+        value = self.number()
+        if at % 8 or value >= 1 << 56:
+            raise self.fail("a cell of a growable array is damaged")
+        return value, at
+
+    def growable(self) -> Optional[GrowableInfo]:
+        """Return the growable array that starts here, or None if none does."""
+        if not self.take(GROWS):
+            return None
+        self.pos = skip_filler(self.buf, self.pos, self.end)
+        self.need(COUNT)
+        count, count_at = self.cell()
+        self.need(b"r")
+        memo = self.number(4)
+        self.need(BYTES_OF_ROWS)
+        self.pos = skip_filler(self.buf, self.pos, self.end)
+        self.need(b"\x8e")
+        size, capacity_at = self.cell()
+        start = self.pos + ROWS_HEAD
+        if size < ROWS_HEAD or size % 8 or self.pos + size > self.end:
+            raise self.fail(f"a growable array of {size} bytes runs past its record, or has an odd size")
+        mark, _ = self.cell()
+        room = size - ROWS_HEAD
+        tail = self.pos = start + room
+        self.need(b"\x85Rr" + (memo + 1).to_bytes(4, "little") + b"0")
+        row_nbytes, tree = self.tree(memo)
+        behind = self.base + self.pos
+        self.given_back()
+        if count and any(column.offset + column.nbytes > row_nbytes for column in columns_of(tree)) \
+                or max(count, mark) * row_nbytes > room:
+            raise self.fail(f"a growable array of {count} rows of {row_nbytes} bytes has room for {room} bytes")
+        return GrowableInfo(tree, count, count_at, capacity_at, self.base + start, room, row_nbytes, mark, memo,
+                            (self.base + tail, behind), self.base + self.end)
+
+    def given_back(self) -> None:
+        """Pass over the room that was given back: a bytes object that is thrown away."""
+        if self.take(b"\x8e"):
+            n = self.number()
+            if n >= self.end - self.pos:
+                raise self.fail("a growable array runs past its record")
+            self.pos += n
+            self.need(b"0")
+
+    def tree(self, memo: int, depth: int = 0) -> tuple[int, Tree]:
+        """Return the columns that stand here, and how many bytes a row has."""
+        if not self.take(b"}("):
+            return self.column(memo)
+        tree: dict[str, Any] = {}
+        sizes = set()
+        while not self.take(b"u"):
+            name = self.literal()
+            if type(name) is not str or name in tree or depth >= TREE_DEPTH:
+                raise self.fail(f"{shown(name)} is no name of a column, or there twice, or nested too deeply")
+            size, tree[name] = self.tree(memo, depth + 1)
+            sizes.add(size)
+        if len(sizes) != 1:
+            raise self.fail(f"columns with rows of {sorted(sizes)} bytes")
+        return sizes.pop(), tree
+
+    def column(self, memo: int) -> tuple[int, Column]:
+        """Return the column that stands here, and how many bytes a row has."""
+        self.need(_NDARRAY + b"((")
+        sizes: list[int] = []
+        axis = -1
+        count = b"j" + memo.to_bytes(4, "little")
+        while not self.take(b"t"):
+            if axis < 0 and self.take(count):
+                axis = len(sizes)
+                continue
+            n = self.literal()
+            if type(n) is not int or not 0 <= n < 1 << 63 or len(sizes) > 64:
+                raise self.fail("that is not the shape of a growable array")
+            sizes.append(n)
+        dtype = self.dtype()
+        self.need(b"j" + (memo + 1).to_bytes(4, "little"))
+        offset, strides = self.literal(), self.literal()
+        self.need(b"t\x81")
+        if axis < 0 or type(strides) is not tuple or len(strides) <= axis or type(strides[axis]) is not int \
+                or type(offset) is not int:
+            raise self.fail("a growable array without its rows")
+        column, row_nbytes = Column(tuple(sizes), axis, dtype, offset - ROWS_HEAD), strides[axis]
+        if strides != column.strides(row_nbytes) or column.offset < 0 or row_nbytes < 0 \
+                or column.offset + column.nbytes > row_nbytes:
+            raise self.fail(f"rows of {row_nbytes} bytes do not fit shape and dtype of a growable array")
+        return row_nbytes, column
+
     def masked(self) -> Optional[MaskedInfo]:
         """Return the masked array that starts here, or None if none does."""
         if not self.take(_MASKED):
@@ -571,7 +772,10 @@ _heads: dict[bytes, ArrayInfo] = {}
 HEADS_MAX = 1 << 10
 
 
-def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) -> Union[ArrayInfo, MaskedInfo, None]:
+Info = Union[ArrayInfo, MaskedInfo, GrowableInfo]
+
+
+def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) -> Optional[Info]:
     """Read what array a value is, without touching its elements; None: it is none, but a pickled value.
 
     Parameters
@@ -596,11 +800,9 @@ def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) ->
         if behind <= last and buf[behind - len(_BUILT):behind] == _BUILT and skip_filler(buf, behind, last) == last:
             return ArrayInfo(known.shape, known.dtype, known.order, covered, known.nbytes)
     cursor = _Cursor(buf, base, pos, end)
-    info: Union[ArrayInfo, MaskedInfo, None] = cursor.array()
+    info: Optional[Info] = cursor.growable() or cursor.array() or cursor.masked()
     if info is None:
-        info = cursor.masked()
-        if info is None:
-            return None
+        return None
     behind = cursor.pos
     cursor.pos = skip_filler(buf, behind, cursor.end)
     if cursor.pos != cursor.end:
@@ -612,8 +814,10 @@ def decode_info(buf: Buffer, base: int, pos: int, end: int, covered: int = 0) ->
     return info
 
 
-def map_info(info: Union[ArrayInfo, MaskedInfo], root: Root, start: int) -> Any:
+def map_info(info: Info, root: Root, start: int) -> Any:
     """Return the array described by `info` as a view of `root`, which holds all its bytes, from offset `start` on."""
+    if isinstance(info, GrowableInfo):
+        return map_rows(info, info.tree, 0, info.count, root, start)
     if isinstance(info, ArrayInfo):
         return map_array(root, info.offset - start, info.shape, info.dtype, info.order)
     data, mask = info.data, info.mask
@@ -622,3 +826,12 @@ def map_info(info: Union[ArrayInfo, MaskedInfo], root: Root, start: int) -> Any:
         masks = np.ndarray(mask.shape, mask.dtype, root, mask.offset - start, None, mask.order)
     return map_masked(root, data.offset - start, data.shape, data.dtype, data.order, masks,
                       None if info.fill_value is None else info.fill_value.copy(), info.hard_mask)
+
+
+def map_rows(info: GrowableInfo, tree: Tree, first: int, stop: int, root: Root, start: int) -> Any:
+    """Return the rows from `first` up to `stop` of a growable array, or a dict of such arrays, as `map_info`."""
+    if not isinstance(tree, Column):
+        return {name: map_rows(info, part, first, stop, root, start) for name, part in tree.items()}
+    row = info.row_nbytes
+    return map_strided(root, info.start - start + first * row + tree.offset, tree.shape_of(stop - first), tree.dtype,
+                       tree.strides(row))

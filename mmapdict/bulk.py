@@ -9,18 +9,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 from zlib import crc32
 
 import numpy as np
 
 from . import format as fmt
-from .arrays import _BUILD, _BUILT, ArrayInfo, MaskedInfo, Order, decode_info
+from .arrays import _BUILD, _BUILT, ArrayInfo, Info, Order, decode_info
 from .errors import CorruptError
 from .literals import check_key, decode_literal
 
 _Array = np.ndarray[Any, np.dtype[Any]]
-_Info = Union[ArrayInfo, MaskedInfo, None]
+_Info = Optional[Info]
 
 CHUNK = 1 << 14                 # entries that are looked at together; all that is made of them is a few megabytes
 FEW = 48                        # fewer are done sooner one by one

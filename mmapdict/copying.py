@@ -12,10 +12,11 @@ import numpy as np
 
 from . import format as fmt
 from . import table as tables
-from .arrays import (ArrayInfo, MaskedInfo, decode_info, encode_array, hole_parts, masked_parts, payload_pieces,
-                     raw_bytes)
+from .arrays import (ArrayInfo, GrowableInfo, MaskedInfo, decode_info, encode_array, hole_parts, masked_parts,
+                     payload_pieces, raw_bytes)
 from .errors import CorruptError
 from .format import Payload, Record
+from .growables import growable_parts
 from .judging import judge_pickled
 from .literals import key_parts
 from .pickling import shift_memo
@@ -85,6 +86,8 @@ def stored_parts(view: memoryview, base: int, record: Record, key: Any, at: int,
         ops = view[at - base:record.body_end - base]
         parts, used = _pickled_parts(ops, at, memo)
         return Stored(fmt.join_parts(key_parts(key), parts), 0, used)
+    if isinstance(info, GrowableInfo):
+        return Stored(fmt.join_parts(key_parts(key), _growable_parts(view, base, info, memo)), fmt.ARRAYS, 2)
     found = _array_parts(view, base, info) if isinstance(info, ArrayInfo) else _masked_parts(view, base, info)
     if found is None:
         # Written by another program, in a way that this one would not.
@@ -106,6 +109,17 @@ def _array_parts(view: memoryview, base: int, info: ArrayInfo) -> Optional[Parts
     if len(data) < payload.nbytes or any(data[info.nbytes:]):
         return None
     parts[1] = _mapped(payload.head, data, payload.alignment, 0, info.offset)
+    return parts
+
+
+def _growable_parts(view: memoryview, base: int, info: GrowableInfo, memo: int) -> Parts:
+    """Cut out a growable array without the room that its rows have not taken."""
+    room = info.count * info.row_nbytes
+    room += -room % fmt.RECORD_ALIGNMENT
+    parts = growable_parts(info.tree, info.row_nbytes, info.count, room, None, memo)
+    rows: Any = parts[3]
+    start = info.start - base
+    parts[3] = _mapped(rows.head, view[start:start + room], rows.alignment, 0, info.start)
     return parts
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .arrays import ArrayInfo, MaskedInfo
-from .values import ARRAY, MASKED, VALUE
+from .arrays import Column, GrowableInfo, Info, MaskedInfo
+from .values import ARRAY, GROWABLE, MASKED, TABLE, VALUE
 
 _missing: Any = object()
 _value = itemgetter(1)
@@ -24,10 +24,11 @@ class Entry(NamedTuple):
     ----------
     key : object
     kind : str
-        ``"array"``, ``"masked"`` (both mapped) or ``"value"`` (pickled).
-    shape : tuple of int, or None for a value
-    dtype : numpy.dtype, or None for a value
-    order : str, or None for a value
+        ``"array"``, ``"masked"``, ``"growable"``, ``"table"`` (growable arrays with one number of rows), all of them
+        mapped, or ``"value"`` (pickled).
+    shape : tuple of int, or None for a value or a table
+    dtype : numpy.dtype, or None for a value or a table
+    order : str, or None for a value or a table
         ``"C"`` or ``"F"``.
     offset : int
         Of the array's first element, or of the value's opcodes, in bytes from the start of the file.
@@ -53,11 +54,17 @@ class Entry(NamedTuple):
     record_nbytes: int
 
 
-def entry_of(key: Any, offset: int, info: Union[ArrayInfo, MaskedInfo, None], at: int, body_end: int,
-             size: int) -> Entry:
+def entry_of(key: Any, offset: int, info: Optional[Info], at: int, body_end: int, size: int) -> Entry:
     """Return the entry of the record of `size` bytes at `offset`, whose value, `info`, starts at `at`."""
     if info is None:
         return Entry(key, VALUE, None, None, None, at, body_end - at, None, offset, size)
+    if isinstance(info, GrowableInfo):
+        column = info.tree if isinstance(info.tree, Column) else None
+        nbytes = info.count * info.row_nbytes
+        if column is None:
+            return Entry(key, TABLE, None, None, None, info.start, nbytes, None, offset, size)
+        shape = column.shape_of(info.count)
+        return Entry(key, GROWABLE, shape, column.dtype, "C", info.start, nbytes, None, offset, size)
     if isinstance(info, MaskedInfo):
         data, mask = info.data, info.mask
         return Entry(key, MASKED, data.shape, data.dtype, data.order, data.offset, data.nbytes,

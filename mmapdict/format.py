@@ -107,6 +107,8 @@ GROUPS: dict[int, bytes] = {
     MASKS: (_global("numpy.ma", "MaskedArray") + bytes((BINPUT, MASKED_ARRAY))
             + _global("numpy.ma", "nomask") + bytes((BINPUT, NOMASK))),
 }
+# What makes the bytes of a growable array.
+BYTEARRAY = _global("builtins", "bytearray")
 # Empties the dictionary: what stands before it in the file no longer counts.
 CLEAR = _global("builtins", "dict.clear") + ROOT + bytes((TUPLE1, REDUCE))
 # Around a key: takes it out of the dictionary. What stands before it in the file no longer counts for that key. Which

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import format as fmt
 from . import table as tables
-from .arrays import ArrayInfo, MaskedInfo
+from .arrays import ArrayInfo, GrowableInfo, MaskedInfo
 from .errors import CorruptError
 from .format import Record
 from .judging import BLOCK, CLEAR, DROP, GROUP, REPLACE, SEAL, WITHOUT_SUCCESSOR, Hidden, judge_hidden
@@ -599,7 +599,8 @@ class Index:
             return None
         # I10: an unpickler must find the globals that an array's recipe fetches, so they stand before it.
         arrays = self.groups.get(fmt.ARRAYS, self.end)
-        first = {type(None): 0, ArrayInfo: arrays, MaskedInfo: max(arrays, self.groups.get(fmt.MASKS, self.end))}
+        masks = max(arrays, self.groups.get(fmt.MASKS, self.end))
+        first = {type(None): 0, ArrayInfo: arrays, GrowableInfo: arrays, MaskedInfo: masks}
         if any(offset <= first[type(info)] for info, offset in zip(infos, offsets)):
             return None
         return heads, infos

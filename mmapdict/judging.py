@@ -8,7 +8,7 @@ import numpy as np
 
 from . import format as fmt
 from . import table as tables
-from .arrays import ArrayInfo, MaskedInfo, decode_info
+from .arrays import ArrayInfo, GrowableInfo, Info, MaskedInfo, columns_of, decode_info
 from .errors import CorruptError
 from .format import Buffer, Record
 from .literals import check_inert, check_key, decode_literal, skip_filler
@@ -87,12 +87,12 @@ def _key(view: memoryview, start: int, end: int, base: int = 0) -> tuple[Any, in
     return key, at
 
 
-def judge_value(view: memoryview, record: Record, at: int) -> tuple[list[ArrayInfo], int, Trace]:
+def judge_value(view: memoryview, record: Record, at: int) -> tuple[list[Union[ArrayInfo, GrowableInfo]], int, Trace]:
     """Judge the value of an entry, which starts at `at`; nothing of it is run.
 
     Returns
     -------
-    arrays : list of ArrayInfo
+    arrays : list of ArrayInfo or GrowableInfo
         The array, or the data and the mask of a masked one; none if it is a pickled value.
     groups : int
         Which groups of globals have to stand before it.
@@ -110,7 +110,7 @@ def judge_value(view: memoryview, record: Record, at: int) -> tuple[list[ArrayIn
         info = decode_info(view, 0, at, record.body_end, record.covered)
         if info is None:
             raise CorruptError("neither an array nor a pickled value", None, at)
-        return (_arrays(view, info, at), fmt.ARRAYS if isinstance(info, ArrayInfo) else fmt.ARRAYS | fmt.MASKS,
+        return (_arrays(view, info, at), fmt.ARRAYS | fmt.MASKS if isinstance(info, MaskedInfo) else fmt.ARRAYS,
                 trace(view, at, record.body_end, given=_GIVEN))
     return [], 0, judge_pickled(view, at, record.body_end, True)
 
@@ -133,8 +133,17 @@ def judge_pickled(buf: Buffer, start: int, end: int, texts: bool = False) -> Tra
     return found
 
 
-def _arrays(view: memoryview, info: Union[ArrayInfo, MaskedInfo], at: int) -> list[ArrayInfo]:
-    parts = [info] if isinstance(info, ArrayInfo) else [part for part in (info.data, info.mask) if part is not None]
+def _arrays(view: memoryview, info: Info, at: int) -> list[Union[ArrayInfo, GrowableInfo]]:
+    if isinstance(info, GrowableInfo):
+        try:
+            for column in columns_of(info.tree):
+                np.ndarray(column.shape_of(info.count), column.dtype, view, info.start + column.offset,
+                           column.strides(info.row_nbytes))
+        except (ValueError, OverflowError, TypeError) as exc:
+            raise CorruptError(f"numpy can have no such array: {exc}", None, at) from exc
+        return [info]
+    parts: list[Any] = [info] if isinstance(info, ArrayInfo) else [part for part in (info.data, info.mask)
+                                                                   if part is not None]
     try:
         for part in parts:                  # O(1); numpy refuses shapes that it cannot have
             np.ndarray(part.shape, part.dtype, view, part.offset, None, part.order)

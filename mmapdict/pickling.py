@@ -408,7 +408,7 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
         return ops
     out = bytearray(ops)
     for start, end, op, index in _interesting(memoryview(ops)):
-        if op in _INDEXED:
+        if op in _INDEXED and index >= fmt.MEMO_START:         # those below are the file's own
             out[start + 1:end] = (index + delta).to_bytes(end - start - 1, "little")
     return bytes(out)
 

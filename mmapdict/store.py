@@ -50,6 +50,8 @@ SYNC_TAKES_MAPS = sys.platform == "linux"
 OPEN_PINS = os.name == "nt"
 O_BINARY: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0)
 
+PUNCH_FROM = 1 << 16            # bytes; fewer are not worth the call
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2
 FALLOCATE_FROM = 1 << 20        # below, the call costs more than it brings
 WRITE_MAX = 1 << 30             # a single call writes at most 2 GiB on Linux, less than that on macOS
 GROUP_MAX = 16 << 20            # pieces of an array that were copied do not pile up
@@ -403,13 +405,14 @@ class File:
 
     # -- the stores ---------------------------------------------------------------------------------------------
 
-    def write(self, offset: int, buffers: Union[bytes, Iterable[Any]]) -> None:
+    def write(self, offset: int, buffers: Union[bytes, memoryview, Iterable[Any]]) -> None:
         """Write buffers one behind the other from `offset` on, all of them or an error.
 
-        Only ever behind the STOP (I3). A generator is taken piece by piece.
+        Only ever behind the STOP (I3), or where a growable array has room that it has not taken (I18). A generator is
+        taken piece by piece. A memoryview is one of bytes.
         """
-        if isinstance(buffers, bytes):
-            done = os.pwrite(self.lock_fd, buffers, offset) if HAVE_PWRITE else 0
+        if isinstance(buffers, (bytes, memoryview)):
+            done = os.pwrite(self.lock_fd, buffers, offset) if HAVE_PWRITE and len(buffers) < WRITE_MAX else 0
             if done < len(buffers):
                 self._write_one(offset + done, memoryview(buffers)[done:])
             return
@@ -629,6 +632,21 @@ class File:
                 raise OSError(errno.EIO, "the file that is copied ends too early", source.path)
             self._write_one(offset, memoryview(data))
             offset, start, n = offset + len(data), start + len(data), n - len(data)
+
+    def punch(self, start: int, end: int) -> None:
+        """Give back the room on the disk of bytes that are of no use any more; they become zeros.
+
+        In a live record too (I18), where they are in a bytes object that is thrown away. Where the system cannot do it
+        they keep their room.
+        """
+        if sys.platform != "linux" or self._kind in IN_PLACE_UNSHARED | {""} or end - start < PUNCH_FROM:
+            return
+        import ctypes                       # not every Python has it
+
+        with suppress(ImportError, OSError, AttributeError):
+            fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+            fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+            fallocate(self.lock_fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, start, end - start)
 
     def make_room(self, end: int) -> None:
         """See to it that the file reaches beyond `end`, by a good piece, so that one map serves many records.

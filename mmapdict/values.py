@@ -12,7 +12,7 @@ from .format import Payload
 from .views import PLAIN_ARRAYS
 
 _ndarray = np.ndarray
-ARRAY, MASKED, VALUE = "array", "masked", "value"
+ARRAY, MASKED, GROWABLE, TABLE, VALUE = "array", "masked", "growable", "table", "value"
 
 
 class Encoded:
@@ -27,11 +27,14 @@ class Encoded:
     base : int
     parts : list of (bytes, Payload, ..., bytes)
         The opcodes that push the value, and its payloads.
+    fill : function of (File, int), optional
+        Called with the offset of the first payload without data, before the record is published: it writes there.
     """
 
-    __slots__ = ("groups", "memo", "base", "parts")
+    __slots__ = ("groups", "memo", "base", "parts", "fill")
 
-    def __init__(self, parts: Any, groups: int, memo: int = 0, base: int = 0) -> None:
+    def __init__(self, parts: Any, groups: int, memo: int = 0, base: int = 0, fill: Any = None) -> None:
+        self.fill = fill
         self.parts: list[Union[bytes, Payload]] = parts
         self.groups = groups
         self.memo = memo

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import format as fmt
 from . import judging, seals
-from .arrays import ArrayInfo
+from .arrays import ArrayInfo, GrowableInfo
 from .errors import BusyError, CorruptError
 from .finding import VERSION_MAX, Finder, check_start
 from .format import Record
@@ -453,13 +453,19 @@ class _Check:
                 if groups & group and group not in self.groups:
                     self.fault(at, "globals", f"no record of the group {name!r} stands before this array", key)
             for info in arrays:
-                if info.nbytes:
+                if isinstance(info, GrowableInfo):
+                    if info.start % fmt.SMALL_ALIGNMENT:
+                        self.fault(info.start, "alignment", "rows of a growable array start at no multiple of "
+                                                            f"{fmt.SMALL_ALIGNMENT}", key)
+                elif info.nbytes:
                     self._array_ends(info, key)
         else:
             self._big_ends(found.payloads, key)
-            self._memo(found.memo, record, key)
+        self._memo(found.memo, record, key)
         # A pickler throws bytes away, too, of a tuple that holds itself, but has stored them before and fetches them.
-        self._fillers(found.fillers, key)
+        # What a growable array gave back are bytes of any kind.
+        given_back = [info.tail[1] for info in arrays if isinstance(info, GrowableInfo)]
+        self._fillers([filler for filler in found.fillers if filler[0] not in given_back], key)
 
     def _fillers(self, fillers: list[tuple[int, int]], key: Any) -> None:
         for offset in dirty_fillers(self.view, fillers):

@@ -260,6 +260,12 @@ def map_array(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype
     return _new(memmap, shape, dtype, root, position, None, order)
 
 
+def map_strided(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any],
+                strides: tuple[int, ...]) -> memmap:
+    """Return the array with these strides whose first element is at byte `position` of the root, as `map_array`."""
+    return _new(memmap, shape, dtype, root, position, strides)
+
+
 def map_masked(root: Root, position: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"],
                mask: Any, fill_value: Any, hard_mask: bool) -> np.ma.MaskedArray[Any, Any]:
     """Return the masked array whose data start at byte `position` of the root and whose mask is `mask`.

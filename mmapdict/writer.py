@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, compress
-from operator import not_
+from itertools import chain
 from typing import Any, Optional, Union
 
 import numpy as np
 
 from . import format as fmt
 from . import table as tables
-from .arrays import KEY_MAX, EncodedArray, decode_info, payload_pieces
+from .arrays import KEY_MAX, ArrayInfo, EncodedArray, GrowableInfo, MaskedInfo, decode_info, payload_pieces
 from .errors import CorruptError, FormatError
 from .format import CELL_MAX, Payload, Record
 from .index import COMMIT, DEAD, INDEX, LIVE, MEMO, STOP, SYNCED, Index
@@ -98,6 +97,8 @@ class Writer(Index):
     def __init__(self, file: File, durable: bool = False) -> None:
         super().__init__(file, durable)
         self.batch: Optional[Batch] = None
+        self.growing: dict[Any, Any] = {}   # what `growables` knows of growable arrays
+        self.reserved: set[Any] = set()     # keys of those of which rows are handed out that are not published
         self._groups_stored = 0             # so many groups of globals the block knows of
         self._table_from = tables.INDEX_FROM       # so many keys the file has to have before a block is made
 
@@ -356,6 +357,20 @@ class Writer(Index):
             self._walk()
             return self.find(key), -1, -1
 
+    def let_go(self) -> None:
+        """Let go of the maps."""
+        super().let_go()
+        self.growing.clear()
+
+    def step(self) -> int:
+        """Take note, in the header, of a change that was made by one store; return the new commit."""
+        commit = self.file.cells[COMMIT]
+        new: int = commit + 2 & CELL_MAX
+        self.file.store_cell(COMMIT, new)           # I5: even stays even, for a single store needs no mending
+        if self._counted_at == commit:
+            self._counted_at = new
+        return new
+
     def _must_wait(self, key: Any) -> bool:
         """Whether a record of `key` waits for the disk, so that later ones have to (I14)."""
         return self._all_wait or key in self._waiting
@@ -397,7 +412,7 @@ class Writer(Index):
                 hidden += (*pieces, _MARK)
         pieces, end, plain = fmt.encode_record(offset, file.tag, entry)
         pieces = [*hidden, *pieces, _STOP]
-        self._write_behind(b"".join(pieces) if plain else pieces, end, sparse)
+        self._write_behind(b"".join(pieces) if plain else pieces, end, sparse, value.fill)
         return offset, end, groups
 
     def _write_hidden(self, parts: list[Union[bytes, Payload]]) -> int:
@@ -409,7 +424,8 @@ class Writer(Index):
         self._hidden_waste += end - offset
         return end
 
-    def _write_behind(self, records: Union[bytes, list[Any]], end: int, sparse: bool = False) -> None:
+    def _write_behind(self, records: Union[bytes, list[Any]], end: int, sparse: bool = False,
+                      fill: Any = None) -> None:
         """Write records behind the STOP, with a STOP of their own at `end`, all but their first MARK.
 
         I3: nothing is stored at or before the STOP, so every reader goes on seeing the file as it was; a write
@@ -438,7 +454,7 @@ class Writer(Index):
                 file.allocate(at, end + 1)
                 file.write(at, _buffers(records))
             else:
-                self._write_hole(at, records, end, sparse)
+                self._write_hole(at, records, end, sparse, fill)
             # The map that the publish needs, and an array's views: if there is no room for it, nothing has happened.
             w = file.windows[-1]
             if not w.start < at or end >= w.end:
@@ -470,7 +486,7 @@ class Writer(Index):
             self._write_batch(self.batch)
         return super().read_head(offset, ops)
 
-    def _write_hole(self, at: int, pieces: list[Any], end: int, sparse: bool) -> None:
+    def _write_hole(self, at: int, pieces: list[Any], end: int, sparse: bool, fill: Any) -> None:
         """Reserve zeros from the first payload on and write the opcodes before, between and behind."""
         file = self.file
         runs: list[tuple[int, list[bytes]]] = [(at, [])]
@@ -485,6 +501,8 @@ class Writer(Index):
         file.reserve(first + sum(map(len, before)), end + 1, sparse)
         for start, run in runs:
             file.write(start, run)
+        if fill is not None:
+            fill(file, first + sum(map(len, before)))               # I3: behind the STOP
         file.make_room(end + 2)                 # else each hole would need a map of its own
 
     def _publish(self, end: int, memo: int, older: dict[int, Any], live: int, dead: int = 0,
@@ -720,11 +738,16 @@ class Writer(Index):
         live = [record.offset for record in records if record.live and record.entry]
         dead = sum(record.end - record.offset for record in records if not record.live)
         described = self.describe(live)
-        arrays = [info is not None for info in described[1]] if described is not None else [False] * len(live)
-        for offset in compress(live, map(not_, arrays)):
+        infos: list[Any] = [None] * len(live) if described is None else described[1]
+        for offset, info in zip(live, infos):
+            if isinstance(info, (ArrayInfo, MaskedInfo)):
+                continue
             record, _, at, view, base = self.read_head(offset)
             with suppress(CorruptError):                # one bad value does not stop all writers
-                if decode_info(view, base, at, record.body_end) is None:
+                info = decode_info(view, base, at, record.body_end)
+                if isinstance(info, GrowableInfo):
+                    memo = max(memo, info.memo + 2)
+                elif info is None:
                     from .pickling import highest_memo          # arrays do without
 
                     memo = max(memo, highest_memo(view[at - base:record.body_end - base]))

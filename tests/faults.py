@@ -116,7 +116,9 @@ class RecordingFile(store.File):
 
 def joined(buffers):
     """The bytes of one or several buffers."""
-    return buffers if isinstance(buffers, bytes) else b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
+    if isinstance(buffers, (bytes, memoryview)):
+        return bytes(buffers)
+    return b"".join(bytes(memoryview(b).cast("B")) for b in buffers)
 
 
 def install(monkeypatch, file_class):

@@ -285,7 +285,7 @@ class EarlyFile(SlowFile):
     held = ()
 
     def write(self, offset, buffers):
-        self.held = *self.held, (offset, buffers if isinstance(buffers, bytes) else list(buffers))
+        self.held = *self.held, (offset, bytes(buffers) if isinstance(buffers, (bytes, memoryview)) else list(buffers))
 
     def store_byte(self, offset, value):
         super().store_byte(offset, value)

@@ -525,7 +525,7 @@ def refuse_blocks(monkeypatch):
     write, refused = store.File.write, []
 
     def refuse(self, offset, buffers):
-        buffers = buffers if isinstance(buffers, bytes) else list(buffers)
+        buffers = bytes(buffers) if isinstance(buffers, (bytes, memoryview)) else list(buffers)
         if b"mmapdict index" in faults.joined(buffers):
             refused.append(offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -847,7 +847,9 @@ CHANGES = {
     "popitem": lambda d: d.popitem(), "clear": lambda d: d.clear(), "update": lambda d: d.update(b=1),
     "update with nothing": lambda d: d.update(), "|=": lambda d: d.__ior__({"b": 1}),
     "batch": lambda d: d.batch().__enter__(), "vacuum": lambda d: d.vacuum(), "seal": lambda d: d.seal(),
-    "unseal": lambda d: d.unseal()}
+    "unseal": lambda d: d.unseal(), "create_growable": lambda d: d.create_growable("b"),
+    "append": lambda d: d.append("b", [1]), "extend": lambda d: d.extend("a", 1), "resize": lambda d: d.resize("a", 1),
+    "trim": lambda d: d.trim("a"), "exclusive": lambda d: d.exclusive().__enter__()}
 LOOKS = {
     "get": lambda d: d["a"], "get method": lambda d: d.get("a"), "in": lambda d: "a" in d, "len": len, "iter": iter,
     "reversed": reversed, "bool": bool, "keys": lambda d: d.keys(), "values": lambda d: d.values(),
@@ -868,7 +870,8 @@ def test_every_public_name_is_tried_after_close():
     own = {name for name in vars(MmapDict) if not name.startswith("_")}
     tried = {"update", "create", "setdefault", "pop", "popitem", "clear", "get", "keys", "values", "items", "copy",
              "entry", "entries", "info", "commit", "wait", "watch", "flush", "sync", "batch", "vacuum", "seal",
-             "unseal", "sealed", "verify", "free_bytes"}
+             "unseal", "sealed", "verify", "free_bytes", "create_growable", "append", "extend", "resize", "trim",
+             "exclusive"}
     assert (inherited | own) - tried == {"fromkeys", "close", "closed", "path", "mode"}
 
 

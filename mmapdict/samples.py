@@ -1,0 +1,322 @@
+"""Per-sample stores: for each id the same nested dict of arrays, thousands of times, with next to no metadata.
+
+One store is one item of a file. Each sample is one row, which has its id and all its arrays; plain `pickle.load` gives
+a dict of the ids and of arrays of all samples.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from .arrays import Column, GrowableInfo
+from .growables import as_dtype, check_column
+from .rows import Rows, Table
+
+IDS, VALUES = "ids", "values"
+WIDTH_STEP = 8                  # bytes: ids that are texts get room in such steps
+
+Nested = Mapping[str, Any]
+
+
+class SampleStore(Table):
+    """A store of samples: `store.add(id, nested dict of arrays)`.
+
+    Made by `mmapdict.samples`. The first sample says which arrays there are, and their shapes and dtypes; all others
+    have the same. An id is an int or a str, all of them of one kind.
+
+    Parameters
+    ----------
+    where : path or MmapDict
+    name : object
+        Key of the store in the file.
+    mode : str
+    **options
+        As for `mmapdict.open`.
+    capacity : int
+        How many samples to make room for.
+
+    Notes
+    -----
+    In the file a sample has its id and the bytes of its arrays, nothing else. To open a store takes no time that grows
+    with it. The first look for an id sorts them all, inside numpy.
+
+    Examples
+    --------
+    >>> with SampleStore("doctest.mmapdict", mode="w") as store:
+    ...     for i in range(3):
+    ...         store.add(f"image {i}", {"fc1": {"grad": np.full(4, i, "f4")}, "loss": 0.5})
+    ...     store["image 1"]["fc1"]["grad"], store.path("fc1", "grad").shape
+    (memmap([1., 1., 1., 1.], dtype=float32), (3, 4))
+    """
+
+    def __init__(self, where: Any, name: Any = "samples", mode: str = "a", *, capacity: int = 0,
+                 **options: Any) -> None:
+        super().__init__(where, name, mode, **options)
+        self._capacity = capacity
+        self._sorted: Any = None                # ids in their order, the rows they are in, and of which place
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add(self, data_id: Union[int, str], values: Nested, *, replace: bool = False) -> None:
+        """Add a sample, in one step.
+
+        Parameters
+        ----------
+        data_id : int or str
+        values : mapping of str to array or such a mapping
+        replace : bool
+            Whether the id may be there already: then the arrays of its sample are set, as through ``store[id]``, not in
+            one step.
+
+        Raises
+        ------
+        KeyError
+            The id is there already.
+        ValueError
+            An array has another shape than in the samples before, or one is missing or too many. Nothing is written.
+        TypeError
+            The id, or a dtype, does not fit.
+        OSError, ReadOnlyError, BusyError
+        """
+        kind = _id_dtype(data_id)
+        with self.d._mutex, self.d.exclusive():     # so that nobody adds the same id in between
+            info = self._info()
+            if info is None:
+                tree = {IDS: Column((), 0, kind, 0), VALUES: _tree_of(values, ())}
+                self._create(tree, self._capacity)
+                info = self._info()
+                assert info is not None
+            ids: Column = info.tree[IDS]            # type: ignore[index]
+            if ids.dtype.kind != kind.kind:
+                raise TypeError(f"the id {data_id!r}: this store has {_KINDS[ids.dtype.kind]}")
+            row = self._find(data_id)
+            if row is not None and not replace:
+                raise KeyError(f"a sample with the id {data_id!r} is there already; replace=True sets its arrays")
+            block = self._encode(values, info)
+            if row is not None:
+                _set(self._values(), values, row)
+                return
+            if kind.itemsize > ids.dtype.itemsize:
+                self._widen(info, kind)
+                info = self._info()
+                assert info is not None
+                block = self._encode(values, info)
+            block["0"] = data_id.encode() if isinstance(data_id, str) else data_id
+            self._append(block)
+
+    def _encode(self, values: Nested, info: GrowableInfo) -> Rows:
+        tree: Any = info.tree
+        block = np.zeros(1, self._row_dtype(info))
+        _fill(block, tree[VALUES], values, (), 1)
+        return block
+
+    def _widen(self, info: GrowableInfo, kind: np.dtype[Any]) -> None:
+        """Give longer ids room."""
+        tree = {IDS: Column((), 0, kind, 0), VALUES: _copy(info.tree[VALUES])}      # type: ignore[index]
+
+        def convert(rows: Rows, out: Rows) -> None:
+            for name in rows.dtype.names or ():
+                out[name] = rows[name]
+
+        self._rearrange(tree, convert)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _values(self) -> Any:
+        return self._tree()[VALUES]
+
+    @property
+    def ids(self) -> Any:
+        """The ids, in the order in which they came: a mapped array of ints, or an array of texts."""
+        tree = self._tree()
+        if not tree:
+            return np.zeros(0, "i8")
+        ids = tree[IDS]
+        return ids if ids.dtype.kind != "S" else np.char.decode(ids, "utf-8")
+
+    def path(self, *names: str) -> Any:
+        """Return one array of all samples: mapped, of shape (samples, ...).
+
+        Raises
+        ------
+        KeyError
+            There is no such array.
+        """
+        found = self._values() if len(self) else {}
+        for i, name in enumerate(names):
+            if not isinstance(found, dict) or name not in found:
+                raise KeyError(names[:i + 1])
+            found = found[name]
+        return found
+
+    @property
+    def paths(self) -> list[tuple[str, ...]]:
+        """The names by which `path` finds arrays."""
+        return list(_paths(self._values(), ())) if len(self) else []
+
+    def _find(self, data_id: Union[int, str]) -> Optional[int]:
+        """Return the row of an id."""
+        tree = self._tree()
+        if not tree:
+            return None
+        ids = tree[IDS]
+        if ids.dtype.kind != _id_dtype(data_id).kind:
+            return None
+        wanted = data_id.encode() if isinstance(data_id, str) else data_id
+        known = self._sorted
+        start = ids.__array_interface__["data"][0]
+        if known is None or known[2] != start or len(ids) < len(known[0]) or len(ids) > 2 * len(known[0]) + 1024:
+            order = np.argsort(ids, kind="stable")
+            known = self._sorted = np.asarray(ids)[order], order, start
+        values, order, _ = known
+        place = int(np.searchsorted(values, wanted))
+        if place < len(values) and values[place] == wanted:
+            return int(order[place])
+        tail = np.flatnonzero(np.asarray(ids[len(values):]) == wanted)
+        return len(values) + int(tail[0]) if len(tail) else None
+
+    def __contains__(self, data_id: object) -> bool:
+        try:
+            return self._find(data_id) is not None      # type: ignore[arg-type]
+        except TypeError:
+            return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.ids.tolist())
+
+    def __getitem__(self, data_id: Any) -> Any:
+        """Return the sample of an id: the nested dict of its arrays, as views of the file."""
+        row = self._find(data_id)
+        if row is None:
+            raise KeyError(data_id)
+        return _at(self._values(), row)
+
+    def rows(self, index: Any) -> Any:
+        """Return samples by their numbers (an int, a slice, an array): a nested dict of arrays. Slices are views."""
+        return _at(self._values(), index) if len(self) else {}
+
+    def batches(self, size: int, *, shuffle: bool = False, seed: Optional[int] = None) -> Iterator[tuple[Any, Any]]:
+        """Yield ids and the nested dict of arrays of `size` samples at a time; the last may be fewer.
+
+        Parameters
+        ----------
+        size : int
+        shuffle : bool
+            In an order by chance; the arrays are copies then. Else they are views.
+        seed : int, optional
+            Of that order.
+        """
+        if size < 1:
+            raise ValueError(f"batches of {size} samples")
+        tree = self._tree()
+        if not tree:
+            return
+        ids, values = self.ids, tree[VALUES]
+        n = len(tree[IDS])
+        order = np.random.default_rng(seed).permutation(n) if shuffle else None
+        for start in range(0, n, size):
+            index: Any = slice(start, min(start + size, n)) if order is None else np.sort(order[start:start + size])
+            yield ids[index], _at(values, index)
+
+
+_KINDS = {"i": "ints as ids", "S": "texts as ids"}
+
+
+def samples(where: Any, name: Any = "samples", mode: str = "a", *, capacity: int = 0, **options: Any) -> SampleStore:
+    """Open, or begin, the store of samples of a file; see `SampleStore`.
+
+    Parameters
+    ----------
+    where : path or MmapDict
+    name : object
+        Its key in the file.
+    mode : str
+        As for `mmapdict.open`.
+    capacity : int
+        How many samples to make room for, if it is new.
+    **options
+        As for `mmapdict.open`.
+    """
+    return SampleStore(where, name, mode, capacity=capacity, **options)
+
+
+def _id_dtype(data_id: Any) -> np.dtype[Any]:
+    if isinstance(data_id, str):
+        if "\0" in data_id:
+            raise TypeError(f"the id {data_id!r} has a zero character")
+        n = max(1, len(data_id.encode()))
+        return np.dtype(f"S{n + -n % WIDTH_STEP}")
+    if isinstance(data_id, (int, np.integer)) and not isinstance(data_id, bool):
+        if not -2**63 <= data_id < 2**63:
+            raise TypeError(f"the id {data_id} has more than 64 bits")
+        return np.dtype("i8")
+    raise TypeError(f"an id is an int or a str, not {data_id!r}")
+
+
+def _tree_of(values: Any, path: tuple[str, ...]) -> Any:
+    """Return the columns that the first sample asks for."""
+    if isinstance(values, Mapping):
+        if not values:
+            raise ValueError(f"nothing at {_named(path)}")
+        for name in values:
+            if type(name) is not str:
+                raise TypeError(f"a name is a text, not {name!r}")
+        return {name: _tree_of(value, (*path, name)) for name, value in values.items()}
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"the array at {_named(path)} is masked; store its mask as an array of its own")
+    array = np.asarray(values)
+    try:
+        return check_column(array.shape, array.dtype)
+    except TypeError as exc:
+        raise TypeError(f"the value at {_named(path)}: {exc}") from exc
+
+
+def _copy(tree: Any) -> Any:
+    if isinstance(tree, Column):
+        return Column(tree.shape, 0, tree.dtype, 0)
+    return {name: _copy(part) for name, part in tree.items()}
+
+
+def _fill(block: Rows, tree: Any, values: Any, path: tuple[str, ...], number: int) -> int:
+    """Set the columns of a row, from that with this number on; return the number of the next one."""
+    if isinstance(tree, Column):
+        if isinstance(values, Mapping):
+            raise ValueError(f"{_named(path)} is an array in the samples before, and a dict in this one")
+        array = as_dtype(values, tree.dtype, _named(path))
+        if array.shape != tree.shape:
+            raise ValueError(f"the array at {_named(path)} has the shape {tree.shape} in the samples before, and "
+                             f"{array.shape} in this one")
+        block[str(number)][0] = array
+        return number + 1
+    if not isinstance(values, Mapping) or values.keys() != tree.keys():
+        found = sorted(map(str, values)) if isinstance(values, Mapping) else "an array"
+        raise ValueError(f"{_named(path)} has {sorted(tree)} in the samples before, and {found} in this one")
+    for name, part in tree.items():
+        number = _fill(block, part, values[name], (*path, name), number)
+    return number
+
+
+def _set(tree: Any, values: Any, row: int) -> None:
+    if isinstance(tree, dict):
+        for name, part in tree.items():
+            _set(part, values[name], row)
+    else:
+        tree[row] = values
+
+
+def _at(tree: Any, index: Any) -> Any:
+    return {name: _at(part, index) for name, part in tree.items()} if isinstance(tree, dict) else tree[index]
+
+
+def _paths(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(tree, dict):
+        for name, part in tree.items():
+            yield from _paths(part, (*path, name))
+    else:
+        yield path
+
+
+def _named(path: tuple[str, ...]) -> str:
+    return "/".join(path) if path else "the top"

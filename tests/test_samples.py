@@ -1,0 +1,353 @@
+"""Per-sample stores: `SampleStore`, `samples`."""
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+import judge
+import mmapdict
+from children import fork, join
+from judge import plain
+from mmapdict import ClosedError, ReadOnlyError, SampleStore
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def sample(i, n=3):
+    return {"fc1": {"grad": np.full((2, n), i, "f4"), "index": i}, "loss": i / 2}
+
+
+@pytest.fixture
+def store(path):
+    with mmapdict.samples(path, mode="w") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def unchanged(store):
+    """All bytes up to the STOP stay as they are."""
+    def content():
+        with open(store.d.path, "rb") as file:
+            return file.read(store.d.info()["used"])
+
+    before = content()
+    yield
+    assert content() == before
+
+
+def checked(store, numbers, name=str):
+    """The store has these samples and no others, as every unpickler finds them."""
+    loaded = judge.load_every_way(store.d.path)[store.name]
+    ids = [name(i) for i in numbers]
+    assert list(loaded) == ["ids", "values"] and len(store) == len(ids) and list(store) == ids
+    assert [i.decode() if isinstance(i, bytes) else i for i in loaded["ids"].tolist()] == ids == store.ids.tolist()
+    for values in loaded["values"], store.rows(slice(None)):
+        assert values["fc1"]["grad"].shape == (len(ids), 2, 3) and values["fc1"]["grad"].dtype == "f4"
+        assert (values["fc1"]["grad"] == np.array(numbers)[:, None, None]).all()
+        assert values["fc1"]["index"].tolist() == list(numbers)
+        assert (values["loss"] == np.array(numbers) / 2).all()
+    for i in numbers:
+        assert name(i) in store and store[name(i)]["fc1"]["index"] == i and (store[name(i)]["fc1"]["grad"] == i).all()
+
+
+# -- ids --------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", [int, str, lambda i: f"image é {i * 10**i}", lambda i: -i * 2**56],
+                         ids=["int", "str", "longer and longer", "large"])
+def test_ids(store, path, name):
+    numbers = [5, 3, 70, 4, 1, 100, 0]
+    for i in numbers:
+        store.add(name(i), sample(i))
+    checked(store, numbers, name)
+    with SampleStore(path, mode="r") as reader:
+        checked(reader, numbers, name)
+        assert name(2) not in reader
+        with pytest.raises(KeyError):
+            reader[name(2)]
+
+
+@pytest.mark.parametrize("data_id", ["", "a" * 8, "a" * 9, "é" * 40, "\U0001f600", " x "], ids=repr)
+def test_texts_as_ids(store, data_id):
+    store.add("first", {"a": 1})
+    store.add(data_id, {"a": 2})
+    assert list(store) == ["first", data_id] and data_id in store and store[data_id]["a"] == 2
+    with unchanged(store), pytest.raises(KeyError):
+        store.add(data_id, {"a": 3})
+
+
+@pytest.mark.parametrize("data_id", [2**63 - 1, -2**63, 0, np.int32(7), np.uint64(9)], ids=repr)
+def test_ints_as_ids(store, data_id):
+    store.add(1, {"a": 1})
+    store.add(data_id, {"a": 2})
+    assert list(store) == [1, data_id] and store[data_id]["a"] == 2 and store[int(data_id)]["a"] == 2
+
+
+@pytest.mark.parametrize("data_id", [None, 1.0, True, b"x", (1,), 2**63, -2**63 - 1, "a\0b"], ids=repr)
+def test_ids_that_are_refused(store, data_id):
+    with unchanged(store), pytest.raises(TypeError):
+        store.add(data_id, sample(1))
+    assert len(store) == 0 and "samples" not in store.d
+    store.add("text" if isinstance(data_id, str) else 5, sample(1))
+    with unchanged(store), pytest.raises(TypeError):
+        store.add(data_id, sample(1))
+    assert len(store) == 1
+
+
+def test_ids_of_one_kind(store):
+    store.add(1, {"a": 1})
+    with unchanged(store), pytest.raises(TypeError, match="ints as ids"):
+        store.add("1", {"a": 1})
+    assert "1" not in store
+    with SampleStore(store.d, "texts") as texts:
+        texts.add("1", {"a": 1})
+        with unchanged(store), pytest.raises(TypeError, match="texts as ids"):
+            texts.add(1, {"a": 1})
+        assert 1 not in texts and list(store.d) == ["samples", "texts"]
+
+
+def test_numpy_ids_in_a_store(store):
+    store.add(1, {"a": 1})
+    assert store[np.int64(1)]["a"] == 1
+    assert all(data_id in store for data_id in store.ids)
+    with SampleStore(store.d, "texts") as texts:
+        texts.add("a", {"a": 1})
+        assert all(data_id in texts for data_id in texts.ids)
+
+
+@pytest.mark.parametrize("data_id", [2**70, "a\0b"])
+def test_impossible_ids_in_a_store(store, data_id):
+    store.add(1 if isinstance(data_id, int) else "a", {"a": 1})
+    assert data_id not in store
+
+
+def test_longer_ids(store):
+    store.add("a", sample(1))
+    before = store.rows(slice(None))
+    store.add("b" * 100, sample(2))
+    store.add("c", sample(3))
+    assert store.ids.tolist() == ["a", "b" * 100, "c"] and store["b" * 100]["loss"] == 1
+    checked(store, [1, 2, 3], lambda i: {1: "a", 2: "b" * 100, 3: "c"}[i])
+    assert before["loss"].tolist() == [0.5]
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+def test_duplicates_and_replace(store):
+    for i in range(5):
+        store.add(i, sample(i))
+    view = store[3]["fc1"]["grad"]
+    with unchanged(store), pytest.raises(KeyError, match="there already"):
+        store.add(3, sample(9))
+    with unchanged(store):
+        for wrong in sample(9, 4), {"loss": 1.0}, {**sample(9), "loss": "text"}:
+            with pytest.raises((TypeError, ValueError)):
+                store.add(3, wrong, replace=True)
+    store.add(3, {"loss": 4.5, "fc1": {"index": 9, "grad": np.full((2, 3), 9)}}, replace=True)
+    assert (view == 9).all() and store[3]["loss"] == 4.5 and len(store) == 5
+    store.add(7, sample(7), replace=True)
+    assert list(store) == [0, 1, 2, 3, 4, 7] and store[7]["fc1"]["index"] == 7
+
+
+WRONG = [
+    (ValueError, sample(1, 4)), (ValueError, {"fc1": sample(1)["fc1"]}), (ValueError, {**sample(1), "more": 1}),
+    (ValueError, {**sample(1), "fc1": {"grad": np.zeros((2, 3), "f4")}}), (ValueError, {**sample(1), "fc1": 1.0}),
+    (ValueError, {**sample(1), "loss": {"a": 1}}), (ValueError, {**sample(1), "loss": [0.5]}), (ValueError, {}),
+    (ValueError, 5), (TypeError, {**sample(1), "loss": "text"}), (TypeError, {**sample(1), "loss": None}),
+    (TypeError, {**sample(1), "fc1": {"grad": np.zeros((2, 3), "f4"), "index": 1.5}}),
+    (TypeError, {**sample(1), "loss": np.ma.array(1.0)}), (ValueError, {**sample(1), "loss": np.zeros((2, 3))})]
+
+
+@pytest.mark.parametrize("error, values", WRONG, ids=repr)
+def test_samples_that_differ(store, error, values):
+    store.add(0, sample(0))
+    with unchanged(store), pytest.raises(error):
+        store.add(1, values)
+    store.add(1, sample(1))
+    checked(store, [0, 1], int)
+
+
+def test_errors_say_where(store):
+    store.add(0, sample(0))
+    with pytest.raises(ValueError, match=r"fc1/grad.*\(2, 3\).*\(2, 4\)"):
+        store.add(1, sample(1, 4))
+    with pytest.raises(ValueError, match=r"fc1 .*grad.*index.*grad"):
+        store.add(1, {**sample(1), "fc1": {"grad": np.zeros((2, 3), "f4")}})
+    with pytest.raises(TypeError, match="fc1/index"):
+        store.add(1, {**sample(1), "fc1": {"grad": np.zeros((2, 3), "f4"), "index": 1.5}})
+
+
+@pytest.mark.parametrize("values", [{}, {"a": {}}, {"a": object()}, {"a": None}, {1: 2}, {"a": {2: 3}},
+                                    {"a": np.ma.array([1])}, {"a": 1, "b": [object()]}], ids=repr)
+def test_a_first_sample_that_is_refused(store, values):
+    with unchanged(store), pytest.raises((TypeError, ValueError)):
+        store.add(1, values)
+    assert len(store) == 0 and "samples" not in store.d
+
+
+def test_dtypes(store):
+    values = {"b": np.bool_(True), "t": np.array(["ab", "c"]), "d": np.datetime64("2020-01-01T00:00", "s"),
+              "c": np.ones(3, ">c16"), "r": np.array([(1, 2.5)], "i4,f8"), "z": np.zeros((0, 3)),
+              "é": {"": np.int8(-3)}, "f": np.asfortranarray(np.arange(6).reshape(2, 3))}
+    for i in range(20):
+        store.add(i, values)
+    found, again = store[13], judge.load_every_way(store.d.path)["samples"]["values"]
+    for part in found, {name: again[name][13] for name in values if name != "é"}:
+        for name in set(values) - {"é"}:
+            expected = np.asarray(values[name])
+            assert np.asarray(part[name]).dtype == expected.dtype and part[name].tolist() == expected.tolist()
+    assert found["é"][""] == -3 and store.path("é", "").dtype == "i1"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+def test_an_empty_store(path):
+    with SampleStore(path) as store:
+        assert (len(store), list(store), store.ids.tolist(), store.paths) == (0, [], [], [])
+        assert store.rows(slice(None)) == {}
+        assert list(store.batches(2)) == [] and 1 not in store and "x" not in store
+        for call in lambda: store[1], lambda: store["x"], lambda: store.path("a"):
+            with pytest.raises(KeyError):
+                call()
+    assert plain(path) == {}
+
+
+def test_paths(store):
+    for i in range(4):
+        store.add(i, sample(i))
+    assert store.paths == [("fc1", "grad"), ("fc1", "index"), ("loss",)]
+    assert store.path("fc1", "grad").shape == (4, 2, 3) and store.path("loss").tolist() == [0, 0.5, 1, 1.5]
+    assert set(store.path("fc1")) == {"grad", "index"}
+    store.path("loss")[2] = 7
+    assert store[2]["loss"] == 7
+    for names in ("no",), ("fc1", "no"), ("loss", "more"):
+        with pytest.raises(KeyError):
+            store.path(*names)
+
+
+def test_rows(store):
+    for i in range(10):
+        store.add(i * 10, sample(i))
+    assert store.rows(-1)["fc1"]["index"] == 9 and store.rows([1, 3])["loss"].tolist() == [0.5, 1.5]
+    part = store.rows(slice(2, 5))
+    part["loss"][0] = 99
+    assert store[20]["loss"] == 99 and part["fc1"]["grad"].shape == (3, 2, 3)
+    with pytest.raises(IndexError):
+        store.rows(10)
+    store.add(1000, sample(3))
+    assert len(part["loss"]) == 3
+
+
+def test_batches(store):
+    for i in range(23):
+        store.add(f"id {i}", sample(i))
+    found = list(store.batches(5))
+    assert [len(ids) for ids, _ in found] == [5, 5, 5, 5, 3]
+    assert [i for ids, _ in found for i in ids] == store.ids.tolist()
+    found[0][1]["loss"][1] = 50
+    assert store["id 1"]["loss"] == 50
+
+    def shuffled(seed):
+        order = []
+        for ids, values in store.batches(4, shuffle=True, seed=seed):
+            assert [f"id {i}" for i in values["fc1"]["index"]] == ids.tolist()
+            order.append(ids.tolist())
+        return order
+
+    first = shuffled(1)
+    assert sorted(sum(first, [])) == sorted(store) and first == shuffled(1) != shuffled(2)
+    assert sorted(sum(shuffled(None), [])) == sorted(store) and [len(ids) for ids in first] == [4] * 5 + [3]
+    assert len(list(store.batches(1000))) == 1
+    for size in 0, -1:
+        with pytest.raises(ValueError):
+            list(store.batches(size))
+
+
+def test_ids_are_found_while_the_store_grows(store, path):
+    with SampleStore(path) as other:
+        for i in range(2500):
+            (store, other)[i % 3 == 0].add((i * 7919) % 2500, {"i": i})
+            if i % 100 == 0:
+                for one in store, other:
+                    assert one[(i * 7919) % 2500]["i"] == i and (i + 1) * 7919 % 2500 not in one
+        assert all(store[data_id]["i"] == i for i, data_id in enumerate(other))
+        assert sorted(store) == list(range(2500))
+
+
+def test_mode_r_and_closed(path):
+    with SampleStore(path, capacity=10) as store:
+        store.add(1, sample(1))
+    with SampleStore(path, mode="r") as store:
+        checked(store, [1], int)
+        for replace in False, True:
+            with pytest.raises(ReadOnlyError):
+                store.add(1, sample(2), replace=replace)
+        with pytest.raises(ReadOnlyError):
+            store.add(2, sample(2))
+    with pytest.raises(ClosedError):
+        store.add(2, sample(2))
+    with pytest.raises(FileNotFoundError):
+        SampleStore(path.with_name("no"), mode="r")
+
+
+def test_stores_beside_other_items(path):
+    with mmapdict.open(path, "w") as d:
+        d["array"], d["value"] = np.zeros(3), 1
+        d.append("grows", [1])
+        for name in "array", "value", "grows":
+            with pytest.raises(TypeError):
+                SampleStore(d, name).add(1, sample(1))
+        with SampleStore(d, ("train", 1)) as store:
+            for i in range(5):
+                store.add(i, sample(i))
+            d.vacuum()
+            store.add(5, sample(5))
+            d.trim(("train", 1))
+            store.add(6, sample(6))
+            with d.exclusive():
+                store.add(7, sample(7))
+            checked(store, range(8), int)
+            d.resize(("train", 1), 3)
+            checked(store, range(3), int)
+            assert 5 not in store
+            store.add(5, sample(5))
+            assert list(store) == [0, 1, 2, 5]
+        assert d.verify().ok and d.entry(("train", 1)).kind == "table"
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, width", [(int, 8), (lambda i: f"image {i:08}", 16)], ids=["int", "str"])
+@pytest.mark.parametrize("how", ["capacity", "vacuum"])
+def test_bytes_beside_the_data(path, name, width, how):
+    n, grad = 1000, np.ones(100, "f4")
+    with SampleStore(path, capacity=n if how == "capacity" else 0) as store:
+        for i in range(n):
+            store.add(name(i), {"fc1": {"grad": grad, "more": grad}, "loss": 1.0})
+        if how == "vacuum":
+            store.d.trim("samples")
+            store.d.vacuum()
+    assert os.stat(path).st_size - n * 808 <= n * (12 + width)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+def work(path, first, n):
+    with SampleStore(path) as store:
+        for i in range(first, first + 2 * n, 2):
+            store.add(f"{i}" * (1 + i // 50), sample(i))
+            with contextlib.suppress(KeyError):
+                store.add("both", sample(1000))
+
+
+@needs_fork
+def test_two_processes(path):
+    with mmapdict.open(path, "w"):
+        pass
+    join(fork(work, path, 0, 100), fork(work, path, 1, 100))
+    with SampleStore(path, mode="r") as store:
+        assert sorted(store) == sorted([*(f"{i}" * (1 + i // 50) for i in range(200)), "both"])
+        for i in range(200):
+            assert store[f"{i}" * (1 + i // 50)]["loss"] == i / 2
+        assert (store.path("fc1", "grad")[:, 1, 2] == store.path("fc1", "index")).all()
