@@ -398,8 +398,8 @@ def _attribute(module: str, qualname: str) -> Any:
     return found
 
 
-def shift_memo(ops: bytes, delta: int) -> bytes:
-    """Return rewritten opcodes with every memo index raised by `delta`; their length stays the same.
+def shift_memo(ops: bytes, delta: int, least: int = 0) -> bytes:
+    """Return rewritten opcodes with every memo index from `least` on raised by `delta`; their length stays the same.
 
     A value is pickled before the lock is taken, and the memo index that it may start at can have moved by then.
     """
@@ -408,7 +408,7 @@ def shift_memo(ops: bytes, delta: int) -> bytes:
         return ops
     out = bytearray(ops)
     for start, end, op, index in _interesting(memoryview(ops)):
-        if op in _INDEXED and index >= fmt.MEMO_START:         # those below are the file's own
+        if op in _INDEXED and index >= least:
             out[start + 1:end] = (index + delta).to_bytes(end - start - 1, "little")
     return bytes(out)
 

@@ -395,7 +395,8 @@ class Writer(Index):
         if value.memo and value.base != memo:
             from .pickling import shift_memo            # arrays do without
 
-            entry = [shift_memo(p, memo - value.base) if isinstance(p, bytes) else p for p in entry]
+            # Indices below are the file's own: its globals.
+            entry = [shift_memo(p, memo - value.base, fmt.MEMO_START) if isinstance(p, bytes) else p for p in entry]
         offset = self.end if self.batch is None else self.batch.end
         hidden: list[Any] = []
         groups: dict[int, int] = {}

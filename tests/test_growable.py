@@ -185,7 +185,7 @@ def test_wrong_shapes(d, path, shape, rows):
 @pytest.mark.parametrize("dtype, rows", [
     ("i4", [1.5]), ("i4", [2**31]), ("u1", [-1]), ("u1", [256]), ("i8", np.array([2**63], "u8")), ("u8", [-1]),
     ("?", [2]), ("f8", [1j]), ("f8", ["1"]), ("M8[s]", [5]), ("S2", [b"abc"]), ("U2", ["abc"]), ("S3", ["abc"]),
-    ("i4", [None]), ("f8", [object()]), ("i4", np.ma.array([1, 2], mask=[0, 1])), ("i4", np.ma.array([1, 2])),
+    ("i4", [None]), ("f8", [...]), ("i4", np.ma.array([1, 2], mask=[0, 1])), ("i4", np.ma.array([1, 2])),
     ("i4", np.array(["2020"], "M8[s]")), ("i4", np.array([(1,)], "i4,")), ("i4,i4", np.array([1], "M8[s]")),
     ("U3", [123456]),
     ("U2", np.array([b"abcdefgh"])),
@@ -218,7 +218,7 @@ def test_values_that_fit(d, dtype, rows, expected):
     assert d["a"].tolist() == expected
 
 
-@pytest.mark.parametrize("rows", [[None], [object()], np.ma.array([1]), {"a": 1}, np.ma.masked], ids=repr)
+@pytest.mark.parametrize("rows", [[None], [...], np.ma.array([1]), {"a": 1}, np.ma.masked], ids=repr)
 def test_first_rows_that_cannot_be_mapped(d, path, rows):
     with unchanged(path, d), pytest.raises(TypeError):
         d.append("a", rows)
