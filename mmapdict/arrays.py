@@ -678,8 +678,7 @@ class _Cursor:
         mark, _ = self.cell()
         room = size - ROWS_HEAD
         tail = self.pos = start + room
-        self.need(b"\x85Rr" + (memo + 1).to_bytes(4, "little") + b"0")
-        row_nbytes, tree = self.tree(memo)
+        row_nbytes, tree = self.grown_tree(memo)
         behind = self.base + self.pos
         self.given_back()
         if count and any(column.offset + column.nbytes > row_nbytes for column in columns_of(tree)) \
@@ -687,6 +686,24 @@ class _Cursor:
             raise self.fail(f"a growable array of {count} rows of {row_nbytes} bytes has room for {room} bytes")
         return GrowableInfo(tree, count, count_at, capacity_at, self.base + start, room, row_nbytes, mark, memo,
                             (self.base + tail, behind), self.base + self.end)
+
+    def grown_tree(self, memo: int) -> tuple[int, Tree]:
+        """Return the columns that stand behind the rows, and how many bytes a row has."""
+        start, rest = self.pos, b""
+        if self.end - start <= TAIL_MAX:
+            rest = bytes(self.buf[start:self.end])
+            known = _tails.get(rest)
+            if known is not None:
+                self.pos += known[0]
+                return known[1]
+        self.need(b"\x85Rr" + (memo + 1).to_bytes(4, "little") + b"0")
+        found = self.tree(memo)
+        # A structured dtype is not kept: its names can be changed in place, through the arrays that are handed out.
+        if rest and all(column.dtype.names is None for column in columns_of(found[1])):
+            if len(_tails) >= HEADS_MAX:
+                _tails.clear()
+            _tails[rest] = self.pos - start, found
+        return found
 
     def given_back(self) -> None:
         """Pass over the room that was given back: a bytes object that is thrown away."""
@@ -770,6 +787,9 @@ class _Cursor:
 # Opcodes of a BUILD up to the array's bytes -> what they say, but for the offset.
 _heads: dict[bytes, ArrayInfo] = {}
 HEADS_MAX = 1 << 10
+# What stands behind the rows of growable arrays, as far as it was decoded: how long it is, and what it says.
+_tails: dict[bytes, tuple[int, tuple[int, Tree]]] = {}
+TAIL_MAX = 1 << 12              # bytes of it
 
 
 Info = Union[ArrayInfo, MaskedInfo, GrowableInfo]

@@ -32,6 +32,7 @@ ROWS_LEAST = 4096               # bytes of room that an array without a hint get
 STEP_FREE = 64 << 20            # bytes: a smaller array gets twice the room when it is full, a larger one half again
 COUNT_MAX = 1 << 48             # rows
 GROWING_MAX = 1 << 12           # arrays that a handle keeps in mind
+STORE_MAX = 1 << 16             # bytes of rows that are stored through the map, where that is faster than to write them
 INLINE_MAX = 1 << 16            # bytes of rows that are written with their record; more are copied inside the kernel
 
 
@@ -263,9 +264,14 @@ class Growing:
         Store the cell that holds the number of rows; how many have been seen; the bytes of the rows and `ROWS_HEAD`.
     cells : tuple of memoryview
         These three.
+    view, start : memoryview, int
+        Of the map that has the record, and the offset of its first byte.
+    can_store : bool, optional
+        Whether rows may be stored through it; None: not asked yet.
     """
 
-    __slots__ = ("offset", "info", "commit", "epoch", "cells", "store_count", "store_mark", "store_size")
+    __slots__ = ("offset", "info", "commit", "epoch", "cells", "store_count", "store_mark", "store_size", "view",
+                 "start", "can_store")
 
     def __init__(self, index: Writer, offset: int, info: GrowableInfo) -> None:
         file = index.file
@@ -273,10 +279,19 @@ class Growing:
         self.info = info
         self.commit = file.cells[fmt.COMMIT_CELL]
         w = file.window(offset, info.body_end)
+        self.view, self.start = w.view, w.start        # the window itself would keep its arrays alive
+        self.can_store: Optional[bool] = None
         self.epoch = file.epoch
         places = info.count_at, info.start - ROWS_HEAD, info.capacity_at
         self.cells = tuple(ordered_cells(w.view[at - w.start:at - w.start + 8]) for at in places)
         self.store_count, self.store_mark, self.store_size = map(file.cell_store, self.cells, places)
+
+    def may_store(self, file: File) -> bool:
+        """Whether rows may be stored through the map."""
+        if self.can_store is None:
+            self.can_store = file.own_blocks(self.info.start, self.info.start + self.info.room) if self.info.room \
+                else False
+        return self.can_store
 
     def is_right(self, file: File) -> bool:
         """Whether nothing has changed. Who changed it last may have died before it stored the header's commit."""
@@ -321,12 +336,17 @@ def _check_reserved(index: Writer, key: Any) -> None:
         raise BusyError(errno.EDEADLK, f"rows of {key!r} that extend() gave are not published yet", index.file.path)
 
 
-def reserve(index: Writer, key: Any, n: int) -> Growing:
-    """See to it that `n` rows can be written behind those that there are, where nobody has ever seen others."""
+def reserve(index: Writer, key: Any, n: int, growing: Optional[Growing] = None) -> Growing:
+    """See to it that `n` rows can be written behind those that there are, where nobody has ever seen others.
+
+    `growing` is what `look` returns, if that is known.
+    """
     if index.reserved:
         _check_reserved(index, key)
-    growing = look(index, key)
-    check_count(growing.info.count + n)
+    if growing is None:
+        growing = look(index, key)
+    if growing.info.count + n > COUNT_MAX:
+        check_count(growing.info.count + n)
     if index.sealed:
         index.unseal()                          # I16
         growing = look(index, key)
@@ -404,14 +424,21 @@ def publish(index: Writer, growing: Growing, count: int) -> None:
         index.file.sync()                       # I15
 
 
-def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int) -> None:
-    """Add `n` rows, given as one array of them that is contiguous as in C, behind those that there are."""
-    growing = reserve(index, key, n)
-    info = growing.info
-    count = info.count
+def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing: Optional[Growing] = None) -> None:
+    """Add `n` rows, given as one array of them that is contiguous as in C, behind those that there are.
+
+    `growing` is what `look` returns, if that is known.
+    """
+    growing = reserve(index, key, n, growing)
+    info, file = growing.info, index.file
+    count, nbytes = info.count, rows.nbytes
     # I18: nobody has ever seen this place, so it may be written to as if it were behind the STOP.
-    index.file.write(info.start + count * info.row_nbytes,
-                     rows.tobytes() if rows.nbytes <= COPY_MAX else bytes_of(rows))
+    at = info.start + count * info.row_nbytes
+    data = rows.tobytes() if nbytes <= COPY_MAX else bytes_of(rows)
+    if file.holding and nbytes <= STORE_MAX and (growing.can_store or growing.may_store(file)):
+        file.store_rows(growing.view, growing.start, at, data)
+    else:
+        file.write(at, data)
     publish(index, growing, count + n)
 
 

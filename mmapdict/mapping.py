@@ -779,6 +779,8 @@ class MmapDict(MutableMapping[Any, Any]):
             if self._exclusive:                     # else this is a forked child
                 self._exclusive -= 1
                 if not self._exclusive:
+                    if self._seen != DOUBT:
+                        self._file.tell(self._index.end)        # of rows that were stored through the map
                     self._file.hold(False)
                     self._file.unlock()
         finally:
@@ -1031,13 +1033,16 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             if not self._writable or self._closed:
                 self._need_writable()
-            info = self._growable(key)
+            growing = self._index.growing.get(key)
+            if growing is not None and not growing.is_right(self._file):
+                growing = None
+            info = self._growable(key) if growing is None else growing.info
             if info is not None:
                 column = info.tree
-                if not isinstance(column, Column):
+                if type(column) is not Column:
                     raise TypeError(f"the value of {key!r} is a table: add rows to it by what made it")
                 array, n = growables.as_rows(rows, column, key)
-                self._change(growables.append, key, array, n)
+                self._change(growables.append, key, array, n, growing if self._exclusive else None)
             else:
                 key = plain_key(key)
                 column, array, n = growables.first_rows(rows)

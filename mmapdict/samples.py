@@ -16,6 +16,7 @@ from .rows import Rows, Table
 
 IDS, VALUES = "ids", "values"
 WIDTH_STEP = 8                  # bytes: ids that are texts get room in such steps
+LAST_LEAST = 1 << 10            # ids that are not sorted yet
 
 Nested = Mapping[str, Any]
 
@@ -55,7 +56,7 @@ class SampleStore(Table):
                  **options: Any) -> None:
         super().__init__(where, name, mode, **options)
         self._capacity = capacity
-        self._sorted: Any = None                # ids in their order, the rows they are in, and of which place
+        self._places: Optional[_Places] = None
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -158,24 +159,18 @@ class SampleStore(Table):
 
     def _find(self, data_id: Union[int, str]) -> Optional[int]:
         """Return the row of an id."""
-        tree = self._tree()
-        if not tree:
-            return None
-        ids = tree[IDS]
-        if ids.dtype.kind != _id_dtype(data_id).kind:
-            return None
-        wanted = data_id.encode() if isinstance(data_id, str) else data_id
-        known = self._sorted
-        start = ids.__array_interface__["data"][0]
-        if known is None or known[2] != start or len(ids) < len(known[0]) or len(ids) > 2 * len(known[0]) + 1024:
-            order = np.argsort(ids, kind="stable")
-            known = self._sorted = np.asarray(ids)[order], order, start
-        values, order, _ = known
-        place = int(np.searchsorted(values, wanted))
-        if place < len(values) and values[place] == wanted:
-            return int(order[place])
-        tail = np.flatnonzero(np.asarray(ids[len(values):]) == wanted)
-        return len(values) + int(tail[0]) if len(tail) else None
+        kind = _id_dtype(data_id).kind
+        with self.d._mutex:
+            info = self._info()
+            if info is None or info.tree[IDS].dtype.kind != kind:       # type: ignore[index]
+                return None
+            wanted = data_id.encode() if isinstance(data_id, str) else data_id
+            places = self._places
+            if places is None or places.info != (self.d._file.fingerprint, info.start) or len(places) > info.count:
+                places = self._places = _Places((self.d._file.fingerprint, info.start))
+            if len(places) < info.count:
+                places.take(np.asarray(self._map(info, info.tree[IDS])))        # type: ignore[index]
+            return places.find(wanted)
 
     def __contains__(self, data_id: object) -> bool:
         try:
@@ -219,6 +214,42 @@ class SampleStore(Table):
         for start in range(0, n, size):
             index: Any = slice(start, min(start + size, n)) if order is None else np.sort(order[start:start + size])
             yield ids[index], _at(values, index)
+
+
+class _Places:
+    """Which row an id is in: of most by numpy's search in the sorted ones, of those that came since by a dict.
+
+    Parameters
+    ----------
+    info : object
+        Of which rows.
+    """
+
+    def __init__(self, info: Any) -> None:
+        self.info = info
+        self._ids: Any = np.zeros(0, "i8")
+        self._order: Any = self._ids
+        self._last: dict[Any, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._last)
+
+    def take(self, ids: Any) -> None:
+        """Take note of all ids, in their order, of which those up to `len` are known."""
+        n = len(self)
+        if len(ids) - len(self._ids) > LAST_LEAST + len(self._ids) // 4:
+            self._order = np.argsort(ids, kind="stable")
+            self._ids = ids[self._order]
+            self._last = {}
+        else:
+            self._last.update(zip(ids[n:].tolist(), range(n, len(ids))))
+
+    def find(self, wanted: Any) -> Optional[int]:
+        """Return the row of an id."""
+        place = int(self._ids.searchsorted(wanted)) if len(self._ids) else 0
+        if place < len(self._ids) and self._ids[place] == wanted:
+            return int(self._order[place])
+        return self._last.get(wanted)
 
 
 _KINDS = {"i": "ints as ids", "S": "texts as ids"}

@@ -302,6 +302,7 @@ class File:
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
+        self.holding = False        # a block keeps the lock
         self._kind = _file_system(self.fd) if self.writable else ""
         # With blocks smaller than a page, a store into a page needs the blocks of all the page, up to the file's end.
         self.whole_pages = self.writable and _block_size(self.fd) >= mmap.PAGESIZE
@@ -545,6 +546,24 @@ class File:
         else:
             self._write_one(offset, memoryview(bytes((value,))))
 
+    def own_blocks(self, start: int, end: int) -> bool:
+        """See to it that bytes that nobody uses have blocks on the disk; return whether `store_rows` cannot fail then.
+
+        Room that was reserved may be a hole of the file all the same: in a copy of it.
+        """
+        try:
+            return self.in_place and self._fallocate(start, end)
+        except OSError:             # who writes there is told
+            return False
+
+    def store_rows(self, view: memoryview, start: int, offset: int, rows: Union[bytes, memoryview]) -> None:
+        """Store rows through a map, where a growable array has room that it has not taken (I18); see `own_blocks`.
+
+        Faster than `write` for a few bytes, but who waits for the file is not told. The map `view` begins at `start`.
+        """
+        at = offset - start
+        view[at:at + len(rows)] = rows
+
     def tell(self, stop: int) -> None:
         """Tell who waits for the file that it has changed: stores through a map are not told.
 
@@ -775,6 +794,7 @@ class File:
 
     def hold(self, on: bool) -> None:
         """Take note that this thread keeps the lock for long, or (`on` is False) that it does so no more."""
+        self.holding = on
         if on:
             _held[self.identity] = get_ident()
         else:

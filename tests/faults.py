@@ -100,6 +100,10 @@ class RecordingFile(store.File):
         super().store_byte(offset, value)
         self._note("byte", offset, bytes([value]))
 
+    def store_rows(self, view, start, offset, rows):
+        super().store_rows(view, start, offset, rows)
+        self._note("write", offset, bytes(rows))
+
     def cell_store(self, cells, start):
         store = super().cell_store(cells, start)
 
@@ -358,6 +362,10 @@ class FailingFile(store.File):
 
     def store_byte(self, offset, value):
         self._store(super().store_byte, offset, value)
+
+    def store_rows(self, view, start, offset, rows):
+        self._store(super().store_rows, view, start, offset, rows,
+                    part=(view, start, offset, rows[:len(rows) // 2]))
 
     def cell_store(self, cells, start):
         return functools.partial(self._store, super().cell_store(cells, start))

@@ -264,6 +264,10 @@ class SlowFile(store.File):
         super().store_byte(offset, value)
         pause()
 
+    def store_rows(self, view, start, offset, rows):
+        super().store_rows(view, start, offset, rows)
+        pause()
+
     def cell_store(self, cells, start):
         store = super().cell_store(cells, start)
 
