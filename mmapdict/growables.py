@@ -180,6 +180,12 @@ def check_count(count: int) -> None:
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
+def is_row(rows: Any, tree: Tree) -> bool:
+    """Whether that is one row as it stands in the file."""
+    return type(rows) is np.ndarray and type(tree) is Column and rows.shape == tree.shape and rows.dtype is tree.dtype \
+        and rows.flags.c_contiguous
+
+
 def as_rows(rows: Any, column: Column, key: Any) -> tuple[np.ndarray[Any, Any], int]:
     """Return rows as one array of them, contiguous as in C, first axis first; and how many there are.
 
@@ -442,12 +448,28 @@ def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing:
     publish(index, growing, count + n)
 
 
-def append_or_create(index: Writer, key: Any, parts: Parts, tree: Column, rows: np.ndarray[Any, Any], n: int) -> None:
-    """Do as `append`, or if the key is missing make a growable array that has these rows."""
+def append_to(index: Writer, key: Any, column: Column, rows: np.ndarray[Any, Any], n: int,
+              growing: Optional[Growing] = None) -> bool:
+    """Do as `append`, if the array that was looked at without the lock still has such rows; return whether."""
+    if growing is None or index.batch is not None or not growing.is_right(index.file):
+        try:
+            growing = look(index, key)
+        except KeyError:
+            return False
+    tree = growing.info.tree
+    if tree is not column and (not isinstance(tree, Column) or (tree.shape, tree.axis, tree.dtype) != (
+            column.shape, column.axis, column.dtype)):
+        return False
+    append(index, key, rows, n, growing)
+    return True
+
+
+def create_from(index: Writer, key: Any, parts: Parts, tree: Column, rows: np.ndarray[Any, Any], n: int) -> bool:
+    """Make a growable array that has these rows, if the key is missing; return whether it was."""
     if index.find(key) is not None:
-        append(index, key, rows, n)
-        return
+        return False
     index.put(key, parts, encode_growable(tree, 2 * n, bytes_of(rows), n, index.file.cells[fmt.MEMO_CELL]))
+    return True
 
 
 def bytes_of(rows: np.ndarray[Any, Any]) -> memoryview:

@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Optional
@@ -300,14 +301,19 @@ class Log(Table):
         timeout : float, optional
             In seconds: end when nothing came for so long. None: go on for ever.
         """
-        seen = 0
+        seen, end = 0, math.inf
         while True:
             tree = self._tree()
             n = len(next(iter(tree.values()), ()))
             if n > seen:
                 yield {name: column[seen:] for name, column in tree.items()}
+            now = time.monotonic()
+            if n > seen or end == math.inf:
+                end = math.inf if timeout is None else now + timeout
+            elif now >= end:                    # other items change all the time
+                return
             seen = n
-            if not self.d.wait(timeout):
+            if not self.d.wait(None if timeout is None else max(0.0, end - now)):
                 return
 
     # -- other forms --------------------------------------------------------------------------------------------
@@ -320,17 +326,21 @@ class Log(Table):
                                  for name, column in self._tree().items()})
 
     def to_json(self, path: Any) -> None:
-        """Write a JSON file: an object of lists, one for each column. Missing values become null, times texts."""
+        """Write a JSON file: an object of lists, one for each column.
+
+        Missing values become null, times and bytes become texts. Infinite numbers become ``Infinity``, which Python's
+        json reads.
+        """
         content = {name: [_json(value) for value in column.tolist()] if column.dtype.kind not in "mM"
                    else [None if np.isnat(value) else str(value) for value in column]
                    for name, column in self._tree().items()}
         pathlib.Path(path).write_text(json.dumps(content), encoding="utf-8")
 
     def to_csv(self, path: Any) -> None:
-        """Write a CSV file with a line of names first. Missing values are empty."""
+        """Write a CSV file with a line of names first. Missing values are empty, arrays are lists in one cell."""
         tree = self._tree()
         lists = [["" if missing else value for value, missing in zip(
-                  column.tolist() if column.dtype.kind not in "mM" else map(str, column), ~_is_there(column))]
+                  map(str, column) if column.dtype.kind in "mM" else map(_json, column.tolist()), ~_is_there(column))]
                  for column in tree.values()]
         text = io.StringIO()
         writer = csv.writer(text)
@@ -513,6 +523,10 @@ def _plain(value: Any) -> Any:
 def _json(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_json, value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, complex):
+        return str(value)
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

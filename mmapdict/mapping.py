@@ -1033,21 +1033,27 @@ class MmapDict(MutableMapping[Any, Any]):
         with self._mutex:
             if not self._writable or self._closed:
                 self._need_writable()
-            growing = self._index.growing.get(key)
-            if growing is not None and not growing.is_right(self._file):
-                growing = None
-            info = self._growable(key) if growing is None else growing.info
-            if info is not None:
-                column = info.tree
-                if type(column) is not Column:
-                    raise TypeError(f"the value of {key!r} is a table: add rows to it by what made it")
-                array, n = growables.as_rows(rows, column, key)
-                self._change(growables.append, key, array, n, growing if self._exclusive else None)
-            else:
-                key = plain_key(key)
-                column, array, n = growables.first_rows(rows)
-                self._change(growables.append_or_create, key, key_parts(key), column, array, n)
             self._grown.add(key)
+            growing = self._index.growing.get(key)
+            # One row of an array that this handle knows: whether it is right is asked once, under the lock.
+            if growing is None or not growables.is_row(rows, growing.info.tree) \
+                    or not self._change(growables.append_to, key, growing.info.tree, rows, 1, growing):
+                while not self._append(key, rows):
+                    continue                        # others changed what the array is meanwhile
+
+    def _append(self, key: Any, rows: Any) -> bool:
+        growables = self._growables
+        info = self._growable(key)
+        if info is None:
+            key = plain_key(key)
+            column, array, n = growables.first_rows(rows)
+            made: bool = self._change(growables.create_from, key, key_parts(key), column, array, n)
+            return made
+        if not isinstance(info.tree, Column):
+            raise TypeError(f"the value of {key!r} is a table: add rows to it by what made it")
+        array, n = growables.as_rows(rows, info.tree, key)
+        done: bool = self._change(growables.append_to, key, info.tree, array, n)
+        return done
 
     def extend(self, key: Any, n: int) -> Extension:
         """Return `n` new rows of a growable array, to be filled before anybody sees them.
@@ -1241,7 +1247,7 @@ class MmapDict(MutableMapping[Any, Any]):
         return commit >> 1
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Wait until keys were added, replaced or removed since the last call (the first: since opening).
+        """Wait until something changed since the last call (the first: since opening): keys, or rows of arrays.
 
         If that has happened already, it returns at once.
 
@@ -1313,6 +1319,8 @@ class MmapDict(MutableMapping[Any, Any]):
 
         Notes
         -----
+        Rows that a growable array gets are no change of its key: `wait` returns for them.
+
         Call it before you look at the keys that are there, and iterate after that: so no key is missed, and one
         that comes in between is seen twice. What it costs grows with the changes, and not with the keys: but for who
         looks so rarely that more than 53 keys were replaced or removed meanwhile, and for `clear` and `vacuum`.
@@ -1370,7 +1378,10 @@ class MmapDict(MutableMapping[Any, Any]):
 
     @property
     def free_bytes(self) -> int:
-        """About how many bytes shorter `vacuum` would make the file: those of records that do not count any more."""
+        """About how many bytes shorter `vacuum` would make the file: those of records that do not count any more.
+
+        Room that growable arrays have not taken is not among them; `trim` gives it back.
+        """
         with self._mutex:
             return self._refresh().waste()
 
