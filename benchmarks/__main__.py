@@ -20,7 +20,7 @@ from .bench import Bench, Sizes
 from .field import Field, Scale
 from .harness import Row, clock, environment, table
 from .page import Floors, text, write
-from .peers import FLOOR, OURS, PEERS, missing, version
+from .peers import BARE, FLOOR, OURS, PEERS, missing, version
 from .plots import can_draw, draw
 from .scoreboard import Line, Report
 from .workloads import WORKLOADS
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
 def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
     """Run the workloads named in `argv` with all peers that are installed; print and write what came out."""
     parser = _parser("python -m benchmarks peers", CONTESTS)
-    parser.add_argument("--only", metavar="PEERS", help=f"of {','.join(PEERS)}; default: all that are installed")
+    known = [*PEERS, *BARE]
+    parser.add_argument("--only", metavar="PEERS", help=f"of {','.join(known)}; default: all that are installed")
     parser.add_argument("--n", type=int, help="most keys in a store (default: 1000000; --quick: 10000)")
     parser.add_argument(
         "--seconds",
@@ -77,8 +78,8 @@ def against_peers(argv: Sequence[str], scale: Scale | None = None) -> int:
     )
     options = parser.parse_args(argv)
     _check_names(parser, "workload", options.names, CONTESTS)
-    only = options.only.split(",") if options.only else list(PEERS)
-    _check_names(parser, "peer", only, PEERS)
+    only = options.only.split(",") if options.only else known
+    _check_names(parser, "peer", only, known)
     if options.load:
         report = Report.merged([Report.from_json(json.loads(path.read_text())) for path in options.load])
     else:
@@ -112,7 +113,7 @@ def _meet(options: argparse.Namespace, scale: Scale, wanted: set[str]) -> Report
         print(f"skipped, not installed: {', '.join(skipped)}", file=sys.stderr)
     versions = {name: version(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="mmapdict-benchmarks-", dir=options.dir) as folder:
-        field = Field(scale, Path(folder), options.seed, names)
+        field = Field(scale, Path(folder), options.seed, [*names, *wanted.intersection(BARE)])
         facts, lines, took = environment(field.folder, options.seed), list[Line](), dict[str, float]()
         facts["seconds_a_figure"] = scale.cell_s
         for workload in [name for name in CONTESTS if name in options.names or not options.names]:

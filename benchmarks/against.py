@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from . import fresh
+from . import fresh, growth
 from .adapter import Peer, Unable, size_of
 from .bench import sleeps
 from .data import SMALL, least_nbytes, named_arrays, nested, small_array, small_key
@@ -433,6 +433,9 @@ CONTESTS: dict[str, Callable[[Field], Iterator[Line]]] = {
     "delete": delete,  # after all that use the same stores: it uses them up
     "follow": follow,
     "metadata": metadata,
+    "append": growth.append,
+    "log": growth.log,
+    "samples": growth.samples,
     "values": values,
     "persistence": persistence,
 }

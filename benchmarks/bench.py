@@ -38,6 +38,8 @@ class Sizes:
     starts: int = 25  # fresh processes of one kind
     firsts: int = 1_000
     samples: int = 6_000  # of three arrays
+    appends: int = 10_000  # rows in a round, of an array or a log
+    grown: int = 10_000_000  # rows of one long run
     nested: int = 10_000  # small dicts
     big: int = 1024 * MIB
     part: int = 64 * MIB
@@ -61,6 +63,8 @@ class Sizes:
             starts=7,
             firsts=300,
             samples=1_000,
+            appends=2_000,
+            grown=300_000,
             nested=2_000,
             big=128 * MIB,
             part=16 * MIB,
@@ -85,7 +89,9 @@ class Sizes:
             idle_s=0.02,
             starts=1,
             firsts=4,
-            samples=3,
+            samples=5,
+            appends=100,
+            grown=40,
             nested=5,
             big=MIB,
             part=MIB // 4,

@@ -47,6 +47,9 @@ class Scale:
     interval_s: float = 0.001
     patience_s: float = 6.0
     samples: int = 6_000
+    appends: int = 1_000  # rows in a round; a tenth as many batches
+    adds: int = 50  # in a round, to a log and to a store of samples
+    logged: int = 1_000  # rows of the log before
     values: int = 10_000
     held: int = 100_000
     numbers: int = 1_000_000  # in a big dict, a big list
@@ -60,8 +63,8 @@ class Scale:
         """For a look in some minutes."""
         return cls(
             keys=(100, 1_000, 10_000), rounds=3, few=1, starts=3, puts=20, gets=200, firsts=50, deletes=20,
-            followed=100, follows=200, patience_s=2.0, samples=300, values=1_000, held=3_000, numbers=50_000,
-            parts=10, big=4 * MIB, fill_s=5.0, cell_s=1.0,
+            followed=100, follows=200, patience_s=2.0, samples=300, appends=200, adds=10, values=1_000, held=3_000,
+            numbers=50_000, parts=10, big=4 * MIB, fill_s=5.0, cell_s=1.0,
         )  # fmt: skip
 
     @classmethod
@@ -69,8 +72,8 @@ class Scale:
         """For the test of the benchmarks themselves: everything once, the figures mean nothing."""
         return cls(
             keys=(8, 16), rounds=1, few=1, starts=1, puts=2, gets=4, firsts=2, deletes=2, followed=4,
-            follows=2, interval_s=0.001, patience_s=5.0, samples=3, values=5, held=8, numbers=20, parts=2,
-            big=MIB // 64, fill_s=5.0, cell_s=1.0,
+            follows=2, interval_s=0.001, patience_s=5.0, samples=5, appends=10, adds=2, logged=2, values=5, held=8,
+            numbers=20, parts=2, big=MIB // 64, fill_s=5.0, cell_s=1.0,
         )  # fmt: skip
 
     def up_to(self, most_keys: int) -> Scale:
@@ -84,7 +87,8 @@ class Field:
 
     def __init__(self, scale: Scale, folder: Path, seed: int, names: Iterable[str]) -> None:
         self.scale, self.folder, self.seed = scale, folder, seed
-        self.all = [name for name in PEERS if name in set(names)]
+        self.wanted = set(names)
+        self.all = [name for name in PEERS if name in self.wanted]
         self.names = [name for name in self.all if name != FLOOR]
         self._stores: dict[tuple[str, int], Path] = {}
         self._took: dict[str, tuple[int, float]] = {}  # keys of the last store that was made, seconds

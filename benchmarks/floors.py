@@ -6,6 +6,7 @@ Imports nothing of mmapdict: `load_pickle` stands for a user who does not have i
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import pickle
@@ -67,6 +68,15 @@ def get_memmaps(table: dict[str, Place], keys: Iterable[str]) -> float:
         root, shape, dtype, offset = table[key]
         view: Any = new(numpy.memmap, shape, dtype, root, offset)
         view._mmap, view.filename, view.offset, view.mode = root.base, "file", offset, "r"
+    return clock() - start
+
+
+def get_rows(table: dict[str, int], keys: Iterable[str], arrays: dict[str, Any]) -> float:
+    """Seconds for a dict look-up and a view of that row of each of `arrays`, for each of `keys`."""
+    start = clock()
+    for key in keys:
+        row = table[key]
+        {name: array[row] for name, array in arrays.items()}
     return clock() - start
 
 
@@ -200,6 +210,25 @@ def fill_memmap(path: str, frame: NDArray[Any], count: int) -> float:
     for number in range(count):
         cube[number] = frame
     del cube
+    return clock() - start
+
+
+def new_memmap(path: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a numpy.memmap of a new file whose space is taken."""
+    nbytes = math.prod(shape) * numpy.dtype(dtype).itemsize
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.posix_fallocate(descriptor, 0, nbytes)
+    os.close(descriptor)
+    return numpy.memmap(path, dtype, "r+", shape=shape)
+
+
+def store_rows(array: Any, rows: Iterable[Any], step: int = 1) -> float:
+    """Seconds to store rows, `step` of them at a time, one behind the other from the start of `array`."""
+    end = 0
+    start = clock()
+    for row in rows:
+        array[end : end + step] = row
+        end += step
     return clock() - start
 
 

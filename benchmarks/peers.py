@@ -588,6 +588,7 @@ class Diskcache(Peer):
 
 OURS = Mmapdict.name
 FLOOR = Pickle.name
+BARE = ("memmap", "json", "csv")  # what needs no library, and is there only where data grow: see `growers`
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer
     for peer in (Mmapdict, Joblib, Npy, Npz, H5py, Zarr, Lmdb, Sqlite, Shelve, Diskcache, Safetensors, Pickle)

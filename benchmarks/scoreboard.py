@@ -6,12 +6,12 @@ Smaller is better in every line, so that the smallest figure of a line wins.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .harness import UNITS, Samples, amount, grid
-from .peers import FLOOR, OURS, PEERS
+from .peers import BARE, FLOOR, OURS, PEERS
 
 STOPPED = "stopped"  # how a reason begins that is about time and not about what a peer can do
 
@@ -71,13 +71,19 @@ def cells(samples: Mapping[str, Samples], reasons: Mapping[str, str], unit: str,
         Which of ``Samples.summary()`` stands for a peer.
     """
     found = {}
-    for name in [peer for peer in PEERS if peer in samples or peer in reasons]:
+    for name in in_order([*samples, *reasons]):
         if name in reasons:
             found[name] = Cell(reason=reasons[name])
         else:
             summary = samples[name].scaled(UNITS.get(unit, 1.0)).summary()
             found[name] = Cell(summary[by], summary=summary)
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names in the order of the peers: "h5py groups" behind "h5py", those that are no peers at the end."""
+    order = {name: place for place, name in enumerate([*PEERS, *BARE])}
+    return sorted(dict.fromkeys(names), key=lambda name: (order.get(name.split()[0], len(order)), name))
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ def table(lines: Sequence[Line]) -> str:
 
     In brackets: ratio to mmapdict.
     """
-    names = [name for name in PEERS if any(name in line.cells for line in lines)]
+    names = in_order([name for line in lines for name in line.cells])
     reasons: dict[str, dict[str, list[str]]] = {}  # in the order of their marks: peer -> cases
     rows = [["peer", *(line.case for line in lines)], ["---"] * (1 + len(lines))]
     for name in names:

@@ -13,6 +13,7 @@ PUT, BATCH = "put a small array, the last of N", "put all N small arrays in batc
 GET, FIRST = "get a small array, read before", "first get of a small array"
 OPEN = "open and read one in a new process, import included"
 DELETE = "delete one key"
+LOG = "add a row of 6 metrics to a log"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ GOALS = (
     Goal(GET, GET, "lmdb", 1.0),
     Goal(BATCH, PUT, "lmdb", 1.0),  # a transaction for each key there
     Goal(DELETE, DELETE, "lmdb", 1.0),
+    Goal(LOG, LOG, "sqlite3 defaults", 1 / 20),  # a commit, and a wait for the disk, for each row
+    Goal(LOG, LOG, "json", 1 / 20),
 )
 
 

@@ -17,7 +17,7 @@ import numpy
 
 import mmapdict
 
-from . import floors, processes
+from . import floors, growing, processes
 from .bench import Bench, Workload, case_of, offsets_of, remove
 from .data import SMALL, least_nbytes, named_arrays, nested, small_array, small_key
 from .harness import MIB, Row, Samples, Target, alternate, clock, compare, memory, reset_peak, run_child
@@ -491,6 +491,10 @@ WORKLOADS: dict[str, Workload] = {
     "put_big": put_big,
     "hole": fill_hole,
     "load": load,
+    "append": growing.append,
+    "grow": growing.grow,
+    "log": growing.log,
+    "samples": growing.samples,
     "publish": processes.publish,
     "follow": processes.follow,
     "idle": processes.idle,

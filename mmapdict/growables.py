@@ -32,7 +32,7 @@ ROWS_LEAST = 4096               # bytes of room that an array without a hint get
 STEP_FREE = 64 << 20            # bytes: a smaller array gets twice the room when it is full, a larger one half again
 COUNT_MAX = 1 << 48             # rows
 GROWING_MAX = 1 << 12           # arrays that a handle keeps in mind
-STORE_MAX = 1 << 16             # bytes of rows that are stored through the map, where that is faster than to write them
+STORE_MAX = 1 << 12             # bytes of rows that are stored through the map; to write more is faster
 INLINE_MAX = 1 << 16            # bytes of rows that are written with their record; more are copied inside the kernel
 
 

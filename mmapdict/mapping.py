@@ -22,8 +22,8 @@ import numpy as np
 
 from . import format as fmt
 from . import store
-from .arrays import (ArrayInfo, Column, EncodedArray, GrowableInfo, Info, MaskedInfo, Order, decode_info, map_info,
-                     map_rows, same_dtype)
+from .arrays import (ArrayInfo, Column, EncodedArray, GrowableInfo, Info, MaskedInfo, Order, Tree, decode_info,
+                     map_info, map_rows, same_dtype)
 from .birth import MODES, open_file, replacement
 from .blocks import Batch, Exclusive, Extension
 from .errors import BusyError, ClosedError, CorruptError, FormatError, ReadOnlyError, UntrustedError
@@ -330,7 +330,7 @@ class MmapDict(MutableMapping[Any, Any]):
             except Exception as exc:
                 self._note(exc, "reading", self._index.read_head(offset)[1])
                 raise
-        root, start = self._root(record)
+        root, start = self._root(record.offset, record.end)
         try:
             array = map_info(info, root, start)
         except (ValueError, TypeError) as exc:
@@ -346,12 +346,20 @@ class MmapDict(MutableMapping[Any, Any]):
             self._arrays[key] = [self._seen, arguments, offset]
         return array
 
-    def _root(self, record: fmt.Record) -> tuple[Root, int]:
-        """Return what the array in a record is a view of, and the offset of its first byte."""
-        root = self._file.window(record.offset, record.end).root
+    def _root(self, start: int, end: int) -> tuple[Root, int]:
+        """Return what the array in a piece of a record is a view of, and the offset of its first byte."""
+        root = self._file.window(start, end).root
         index = self._index                         # in a batch there may be records behind the seal
-        keep = self._writable and index.sealed and record.offset < index.end
+        keep = self._writable and index.sealed and start < index.end
         return (read_only(root) if keep else root), root.start
+
+    def _rows(self, info: GrowableInfo, tree: Tree) -> Any:
+        """Return a part of the columns of a growable value as arrays. The caller holds the mutex."""
+        root, start = self._root(info.start, info.body_end)
+        try:
+            return map_rows(info, tree, 0, info.count, root, start)
+        except (ValueError, TypeError) as exc:
+            raise CorruptError(f"an array that numpy cannot make: {exc}", self._path, info.count_at) from exc
 
     def _info(self, offset: int, ops: bytes = b"") -> tuple[Optional[Info], fmt.Record, int, memoryview, int]:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 from . import growables
-from .arrays import GrowableInfo, Tree, map_rows
+from .arrays import GrowableInfo, Tree
 from .literals import key_parts, plain_key
 from .mapping import MmapDict
 from .mapping import open as open_file
@@ -53,12 +53,8 @@ class Table:
     def _tree(self) -> Any:
         """Return the columns as a (nested) dict of arrays: of one moment."""
         with self.d._mutex:
-            return {} if self._info() is None else self.d[self.name]
-
-    def _map(self, info: GrowableInfo, tree: Tree) -> Any:
-        """Return a part of the columns as arrays, to look at. The caller holds the mutex."""
-        w = self.d._file.window(info.start, info.body_end)
-        return map_rows(info, tree, 0, info.count, w.root, w.start)
+            info = self._info()
+            return {} if info is None else self.d._rows(info, info.tree)
 
     def _row_dtype(self, info: GrowableInfo) -> np.dtype[Any]:
         if self._known is None or self._known[0] is not info.tree:

@@ -5,7 +5,8 @@ a dict of the ids and of arrays of all samples.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -81,36 +82,78 @@ class SampleStore(Table):
             The id, or a dtype, does not fit.
         OSError, ReadOnlyError, BusyError
         """
-        kind = _id_dtype(data_id)
+        self._add([data_id], values, False, replace)
+
+    def extend(self, data_ids: Iterable[Union[int, str]], values: Nested) -> None:
+        """Add several samples, in one step.
+
+        Parameters
+        ----------
+        data_ids : iterable of int or str
+        values : mapping of str to array or such a mapping
+            As for `add`, but each array has all samples: its first axis is theirs.
+
+        Raises
+        ------
+        KeyError
+            An id is there already, or twice among them.
+        ValueError, TypeError, OSError, ReadOnlyError, BusyError
+            As for `add`.
+
+        Examples
+        --------
+        >>> with SampleStore("doctest.mmapdict", mode="w") as store:
+        ...     store.extend(range(100, 164), {"fc1": {"grad": np.zeros((64, 10, 20), "f4")}})
+        ...     len(store), store[101]["fc1"]["grad"].shape
+        (64, (10, 20))
+        """
+        ids = list(data_ids)
+        if ids:
+            self._add(ids, values, True, False)
+
+    def _add(self, data_ids: list[Any], values: Nested, many: bool, replace: bool) -> None:
+        kind = _id_dtype(data_ids[0])
+        for data_id in data_ids[1:]:
+            other = _id_dtype(data_id)
+            if other.kind != kind.kind:
+                raise TypeError(f"the id {data_id!r}: the others are {_KINDS[kind.kind]}")
+            kind = max(kind, other, key=lambda dtype: dtype.itemsize)
+        if len(set(data_ids)) < len(data_ids):
+            raise KeyError("an id is there twice")
+        n = len(data_ids) if many else None
         with self.d._mutex, self.d.exclusive():     # so that nobody adds the same id in between
             info = self._info()
             if info is None:
-                tree = {IDS: Column((), 0, kind, 0), VALUES: _tree_of(values, ())}
-                self._create(tree, self._capacity)
+                tree = {IDS: Column((), 0, kind, 0), VALUES: _tree_of(values, (), n)}
+                self._create(tree, max(self._capacity, len(data_ids)))
                 info = self._info()
                 assert info is not None
             ids: Column = info.tree[IDS]            # type: ignore[index]
             if ids.dtype.kind != kind.kind:
-                raise TypeError(f"the id {data_id!r}: this store has {_KINDS[ids.dtype.kind]}")
-            row = self._find(data_id)
-            if row is not None and not replace:
-                raise KeyError(f"a sample with the id {data_id!r} is there already; replace=True sets its arrays")
-            block = self._encode(values, info)
+                raise TypeError(f"the id {data_ids[0]!r}: this store has {_KINDS[ids.dtype.kind]}")
+            row = None
+            for data_id in data_ids:
+                row = self._find(data_id, info)
+                if row is not None and not replace:
+                    raise KeyError(f"a sample with the id {data_id!r} is there already; to set its arrays, add it with "
+                                   "replace=True")
+            block = self._encode(values, info, n)
             if row is not None:
-                _set(self._values(), values, row)
+                _set(self._tree()[VALUES], values, row)
                 return
             if kind.itemsize > ids.dtype.itemsize:
                 self._widen(info, kind)
                 info = self._info()
                 assert info is not None
-                block = self._encode(values, info)
-            block["0"] = data_id.encode() if isinstance(data_id, str) else data_id
+                block = self._encode(values, info, n)
+            block["0"] = [data_id.encode() for data_id in data_ids] if kind.kind == "S" else data_ids
             self._append(block)
 
-    def _encode(self, values: Nested, info: GrowableInfo) -> Rows:
+    def _encode(self, values: Nested, info: GrowableInfo, n: Optional[int]) -> Rows:
+        """Return rows as the file has them, but for their ids: one, or if `n` is not None so many."""
         tree: Any = info.tree
-        block = np.zeros(1, self._row_dtype(info))
-        _fill(block, tree[VALUES], values, (), 1)
+        block = np.zeros(n or 1, self._row_dtype(info))
+        _fill(block, tree[VALUES], values, (), 1, n)
         return block
 
     def _widen(self, info: GrowableInfo, kind: np.dtype[Any]) -> None:
@@ -125,17 +168,10 @@ class SampleStore(Table):
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _values(self) -> Any:
-        return self._tree()[VALUES]
-
     @property
     def ids(self) -> Any:
         """The ids, in the order in which they came: a mapped array of ints, or an array of texts."""
-        tree = self._tree()
-        if not tree:
-            return np.zeros(0, "i8")
-        ids = tree[IDS]
-        return ids if ids.dtype.kind != "S" else np.char.decode(ids, "utf-8")
+        return _texts(self._tree().get(IDS, np.zeros(0, "i8")))
 
     def path(self, *names: str) -> Any:
         """Return one array of all samples: mapped, of shape (samples, ...).
@@ -145,7 +181,7 @@ class SampleStore(Table):
         KeyError
             There is no such array.
         """
-        found = self._values() if len(self) else {}
+        found = self._tree().get(VALUES, {})
         for i, name in enumerate(names):
             if not isinstance(found, dict) or name not in found:
                 raise KeyError(names[:i + 1])
@@ -155,42 +191,41 @@ class SampleStore(Table):
     @property
     def paths(self) -> list[tuple[str, ...]]:
         """The names by which `path` finds arrays."""
-        return list(_paths(self._values(), ())) if len(self) else []
+        return list(_paths(self._tree().get(VALUES, {}), ()))
 
-    def _find(self, data_id: Union[int, str]) -> Optional[int]:
-        """Return the row of an id."""
+    def _find(self, data_id: Union[int, str], info: Optional[GrowableInfo]) -> Optional[int]:
+        """Return the row of an id. The caller holds the mutex."""
         kind = _id_dtype(data_id).kind
-        with self.d._mutex:
-            info = self._info()
-            if info is None or info.tree[IDS].dtype.kind != kind:       # type: ignore[index]
-                return None
-            wanted = data_id.encode() if isinstance(data_id, str) else data_id
-            places = self._places
-            if places is None or places.info != (self.d._file.fingerprint, info.start) or len(places) > info.count:
-                places = self._places = _Places((self.d._file.fingerprint, info.start))
-            if len(places) < info.count:
-                places.take(np.asarray(self._map(info, info.tree[IDS])))        # type: ignore[index]
-            return places.find(wanted)
+        if info is None or info.tree[IDS].dtype.kind != kind:       # type: ignore[index]
+            return None
+        place = self.d._file.fingerprint, info.start
+        places = self._places
+        if places is None or places.place != place or len(places) > info.count:
+            places = self._places = _Places(place)
+        if len(places) < info.count:
+            places.take(np.asarray(self.d._rows(info, info.tree[IDS])))     # type: ignore[index]
+        return places.find(data_id.encode() if isinstance(data_id, str) else data_id)
 
     def __contains__(self, data_id: object) -> bool:
-        try:
-            return self._find(data_id) is not None      # type: ignore[arg-type]
-        except TypeError:
-            return False
+        with suppress(TypeError), self.d._mutex:
+            return self._find(data_id, self._info()) is not None        # type: ignore[arg-type]
+        return False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.ids.tolist())
 
     def __getitem__(self, data_id: Any) -> Any:
         """Return the sample of an id: the nested dict of its arrays, as views of the file."""
-        row = self._find(data_id)
-        if row is None:
-            raise KeyError(data_id)
-        return _at(self._values(), row)
+        with self.d._mutex:
+            info = self._info()
+            row = self._find(data_id, info)
+            if row is None:
+                raise KeyError(data_id)
+            return _at(self.d._rows(info, info.tree[VALUES]), row)      # type: ignore[arg-type,index,union-attr]
 
     def rows(self, index: Any) -> Any:
         """Return samples by their numbers (an int, a slice, an array): a nested dict of arrays. Slices are views."""
-        return _at(self._values(), index) if len(self) else {}
+        return _at(self._tree().get(VALUES, {}), index)
 
     def batches(self, size: int, *, shuffle: bool = False, seed: Optional[int] = None) -> Iterator[tuple[Any, Any]]:
         """Yield ids and the nested dict of arrays of `size` samples at a time; the last may be fewer.
@@ -208,8 +243,8 @@ class SampleStore(Table):
         tree = self._tree()
         if not tree:
             return
-        ids, values = self.ids, tree[VALUES]
-        n = len(tree[IDS])
+        ids, values = _texts(tree[IDS]), tree[VALUES]
+        n = len(ids)
         order = np.random.default_rng(seed).permutation(n) if shuffle else None
         for start in range(0, n, size):
             index: Any = slice(start, min(start + size, n)) if order is None else np.sort(order[start:start + size])
@@ -221,12 +256,12 @@ class _Places:
 
     Parameters
     ----------
-    info : object
-        Of which rows.
+    place : object
+        Where the rows are.
     """
 
-    def __init__(self, info: Any) -> None:
-        self.info = info
+    def __init__(self, place: Any) -> None:
+        self.place = place
         self._ids: Any = np.zeros(0, "i8")
         self._order: Any = self._ids
         self._last: dict[Any, int] = {}
@@ -286,20 +321,32 @@ def _id_dtype(data_id: Any) -> np.dtype[Any]:
     raise TypeError(f"an id is an int or a str, not {data_id!r}")
 
 
-def _tree_of(values: Any, path: tuple[str, ...]) -> Any:
-    """Return the columns that the first sample asks for."""
+def _texts(ids: Any) -> Any:
+    """Return ids as a user has them."""
+    if ids.dtype.kind != "S":
+        return ids
+    try:
+        return np.asarray(ids).astype(f"U{ids.dtype.itemsize}")         # ten times as fast, if they are ASCII
+    except UnicodeDecodeError:
+        return np.char.decode(ids, "utf-8")
+
+
+def _tree_of(values: Any, path: tuple[str, ...], n: Optional[int]) -> Any:
+    """Return the columns that the first sample, or the first `n`, ask for."""
     if isinstance(values, Mapping):
         if not values:
             raise ValueError(f"nothing at {_named(path)}")
         for name in values:
             if type(name) is not str:
                 raise TypeError(f"a name is a text, not {name!r}")
-        return {name: _tree_of(value, (*path, name)) for name, value in values.items()}
+        return {name: _tree_of(value, (*path, name), n) for name, value in values.items()}
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"the array at {_named(path)} is masked; store its mask as an array of its own")
     array = np.asarray(values)
+    if n is not None and array.shape[:1] != (n,):
+        raise ValueError(f"the array at {_named(path)} has the shape {array.shape}, for {n} samples")
     try:
-        return check_column(array.shape, array.dtype)
+        return check_column(array.shape if n is None else array.shape[1:], array.dtype)
     except TypeError as exc:
         raise TypeError(f"the value at {_named(path)}: {exc}") from exc
 
@@ -310,22 +357,24 @@ def _copy(tree: Any) -> Any:
     return {name: _copy(part) for name, part in tree.items()}
 
 
-def _fill(block: Rows, tree: Any, values: Any, path: tuple[str, ...], number: int) -> int:
-    """Set the columns of a row, from that with this number on; return the number of the next one."""
+def _fill(block: Rows, tree: Any, values: Any, path: tuple[str, ...], number: int, n: Optional[int]) -> int:
+    """Set the columns of rows, from that with this number on; return the number of the next one."""
     if isinstance(tree, Column):
         if isinstance(values, Mapping):
             raise ValueError(f"{_named(path)} is an array in the samples before, and a dict in this one")
         array = as_dtype(values, tree.dtype, _named(path))
-        if array.shape != tree.shape:
+        shape = tree.shape if n is None else (n, *tree.shape)
+        if array.shape != shape:
+            one = "in this one" if n is None else f"for {n} samples"
             raise ValueError(f"the array at {_named(path)} has the shape {tree.shape} in the samples before, and "
-                             f"{array.shape} in this one")
-        block[str(number)][0] = array
+                             f"{array.shape} {one}")
+        block[str(number)][:] = array
         return number + 1
     if not isinstance(values, Mapping) or values.keys() != tree.keys():
         found = sorted(map(str, values)) if isinstance(values, Mapping) else "an array"
         raise ValueError(f"{_named(path)} has {sorted(tree)} in the samples before, and {found} in this one")
     for name, part in tree.items():
-        number = _fill(block, part, values[name], (*path, name), number)
+        number = _fill(block, part, values[name], (*path, name), number, n)
     return number
 
 

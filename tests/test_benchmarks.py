@@ -19,12 +19,28 @@ from benchmarks.against import CONTESTS  # noqa: E402
 from benchmarks.bench import Sizes  # noqa: E402
 from benchmarks.data import CASES, SMALL, nested, plain_of, small_array, small_key  # noqa: E402
 from benchmarks.field import Scale, race  # noqa: E402
-from benchmarks.floors import Board  # noqa: E402
+from benchmarks.floors import Board, new_memmap, store_rows  # noqa: E402
+from benchmarks.growers import (  # noqa: E402
+    LOGS,
+    NBYTES,
+    PATHS,
+    ROWS,
+    SHAPE,
+    SHELVES,
+    WIDTH,
+    Grower,
+    Logs,
+    Rows,
+    Shelf,
+    data_id,
+    metrics,
+    sample,
+)
 from benchmarks.harness import Row, Samples, Target, alternate, compare, run_child, table  # noqa: E402
-from benchmarks.peers import PEERS, missing  # noqa: E402
+from benchmarks.peers import BARE, PEERS, missing  # noqa: E402
 from benchmarks.plots import draw  # noqa: E402
-from benchmarks.scoreboard import Cell, Line, Report, behind, cells  # noqa: E402
-from benchmarks.targets import BATCH, GET, OPEN, PUT, beside_peers  # noqa: E402
+from benchmarks.scoreboard import Cell, Line, Report, behind, cells, in_order  # noqa: E402
+from benchmarks.targets import BATCH, GET, LOG, OPEN, PUT, beside_peers  # noqa: E402
 from benchmarks.workloads import WORKLOADS  # noqa: E402
 
 
@@ -294,6 +310,99 @@ def test_the_targets_beside_peers_are_found_in_the_figures() -> None:
     assert (rows[GET].ratio, rows[GET].met, rows[BATCH].ratio, rows[BATCH].met) == (2.0, False, 0.75, True)
     assert "**get" in behind(lines) and "8 keys: lmdb 0.50x" in behind(lines)
     assert Row.from_json(json.loads(json.dumps(rows[GET].as_json()))) == rows[GET]
+
+
+# -- Data that grow ----------------------------------------------------------------------------------------------------
+
+
+def installed(kind: type[Grower]) -> type[Grower]:
+    name = kind.name.split()[0]
+    if name not in BARE and missing(name):
+        pytest.skip(f"{name} is not installed")
+    return kind
+
+
+@pytest.mark.parametrize("kind", ROWS.values(), ids=list(ROWS))
+def test_rows_are_appended_one_by_one_and_at_once(kind: type[Rows], tmp_path: Path) -> None:
+    rows = numpy.arange(12 * WIDTH, dtype="f4").reshape(-1, WIDTH)
+    store = installed(kind)(tmp_path, most=len(rows))
+    assert isinstance(store, Rows)
+    store.append(rows[0])
+    store.extend(rows[1:4])
+    try:
+        store.run(list(rows[4:]))
+    except Unable:
+        store.extend(rows[4:])
+    assert store.read().tolist() == rows.tolist()
+    store.close()
+    assert size_of(tmp_path) >= rows.nbytes
+
+
+@pytest.mark.parametrize("kind", LOGS.values(), ids=list(LOGS))
+def test_a_log_has_the_rows_that_were_added(kind: type[Logs], tmp_path: Path) -> None:
+    log = installed(kind)(tmp_path)
+    assert isinstance(log, Logs)
+    log.fill([metrics(number) for number in range(3)])
+    log.add(metrics(3))
+    log.add(metrics(4))
+    assert log.losses() == [metrics(number)["loss"] for number in range(5)]
+    log.close()
+
+
+@pytest.mark.parametrize("kind", SHELVES.values(), ids=list(SHELVES))
+def test_samples_are_found_by_their_ids_and_by_the_names_of_arrays(kind: type[Shelf], tmp_path: Path) -> None:
+    store = installed(kind)(tmp_path, most=5)
+    assert isinstance(store, Shelf)
+    store.fill([(data_id(number), sample(number)) for number in range(3)])
+    store.add(data_id(3), sample(3))
+    store.fill([(data_id(4), sample(4))])
+    store.close()
+    assert size_of(tmp_path) >= 5 * len(PATHS) * NBYTES
+    store = kind(tmp_path, "r")
+    for number in range(5):
+        found = store.get(data_id(number))
+        assert {path: array.tolist() for path, array in found.items()} == {
+            path: array.tolist() for path, array in sample(number).items()
+        }
+    column = store.column(PATHS[1], [data_id(number) for number in range(5)])
+    assert column.shape == (5, *SHAPE) and column[:, 0, 0].tolist() == list(range(5))
+    del found, column  # some are views of a transaction or of a map
+    store.close()
+
+
+def test_growing_data_of_all_peers_give_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    assert against_peers(["append", "log", "samples", "--json", str(report), "--dir", str(tmp_path)], Scale.tiny()) == 0
+    printed = capsys.readouterr().out
+    assert "failed" not in printed and f"{LOG}: 2 are there, against json" in printed
+    results = json.loads(report.read_text())["results"]
+    assert len({(row["table"], row["case"]) for row in results}) == len(results) == 10
+    for row in results:
+        names = [name for name, cell in row["cells"].items() if cell["value"] is not None]
+        assert names[0] == "mmapdict" and len(names) >= 3
+        assert list(row["cells"]) == in_order(reversed(row["cells"]))
+    assert list(tmp_path.iterdir()) == [report]
+
+
+def test_only_the_wanted_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert against_peers(["log", "samples", "--only", "json"], Scale.tiny()) == 0
+    printed = capsys.readouterr().out
+    assert "json compact" in printed
+    assert "sqlite3" not in printed and "csv" not in printed
+
+
+def test_variants_stand_behind_their_peers_and_bare_ones_at_the_end() -> None:
+    mixed = ["json compact", "memmap", "sqlite3 defaults", "h5py groups", "json", "sqlite3", "mmapdict", "h5py", "json"]
+    assert in_order(mixed) == [
+        "mmapdict", "h5py", "h5py groups", "sqlite3", "sqlite3 defaults", "memmap", "json", "json compact"
+    ]  # fmt: skip
+
+
+def test_the_floor_of_rows_stores_them_one_behind_the_other(tmp_path: Path) -> None:
+    array = new_memmap(str(tmp_path / "rows"), (4, 2), "f4")
+    rows = numpy.arange(8, dtype="f4").reshape(4, 2)
+    assert store_rows(array, [rows[:2], rows[2:]], 2) >= 0
+    assert array.tolist() == rows.tolist()
 
 
 def test_a_fresh_process_reads_and_says_what_broke() -> None:

@@ -1,6 +1,7 @@
 """Arrays that grow: `create_growable`, `append`, `extend`, `resize`, `trim`, `exclusive`."""
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -16,7 +17,7 @@ import judge
 import mmapdict
 from children import fork, in_fork, join
 from judge import plain
-from mmapdict import BusyError, ClosedError, ReadOnlyError
+from mmapdict import BusyError, ClosedError, ReadOnlyError, store
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -858,6 +859,108 @@ def test_another_handle_takes_the_memo_index_first(d, path, key):
         del d._memo_mark
     d.append("a", [2])
     checked(path, d, a=np.array([2]))
+
+
+@pytest.mark.parametrize("change, one, several", [
+    (lambda e: e.append("a", [7, 7]), [[0, 0], [7, 7], [1, 1]], [[0, 0], [7, 7], [1, 1]]),
+    (lambda e: e.resize("a", 0), [[1, 1]], [[1, 1]]),
+    (lambda e: e.trim("a"), [[0, 0], [1, 1]], [[0, 0], [1, 1]]),
+    (lambda e: e.pop("a"), [1, 1], [[1, 1]]),
+    (lambda e: (e.pop("a"), e.append("a", np.zeros((1, 2), "i8"))), [[0, 0], [1, 1]], [[0, 0], [1, 1]]),
+    (lambda e: (e.pop("a"), e.create_growable("a", 2, "f4")), [[1, 1]], [[1, 1]]),
+    (lambda e: (e.pop("a"), e.create_growable("a", 2, "i8", axis=1)), [[1], [1]], ValueError),
+    (lambda e: (e.pop("a"), e.create_growable("a", (), "i8")), [1, 1], ValueError),
+    (lambda e: (e.pop("a"), e.create_growable("a", 3, "i8")), ValueError, ValueError),
+    (lambda e: (e.pop("a"), e.create_growable("a", 2, "U1")), TypeError, TypeError),
+    (lambda e: e.update(a=np.zeros((1, 2), "i8")), TypeError, TypeError),
+    (lambda e: mmapdict.log(e, "other").add(x=1) or e.update(a=1), TypeError, TypeError),
+])
+@pytest.mark.parametrize("known", [True, False])
+def test_another_changes_the_array_just_before_the_lock(d, path, change, one, several, known):
+    for rows, expected in (np.ones(2, "i8"), one), (np.ones((1, 2), "i8"), several):
+        d["a"] = 0                                          # so that it is made anew
+        del d["a"]
+        d.append("a", np.zeros((1, 2), "i8"))
+        if not known:
+            d["b"] = 1
+        with mmapdict.open(path) as other:
+            original, used = d._change, []
+
+            def late(*arguments):
+                if not used:
+                    change(other)
+                    used.append(path.read_bytes()[:other.info()["used"]])
+                return original(*arguments)
+
+            d._change = late
+            if isinstance(expected, list):
+                d.append("a", rows)
+                assert d["a"].tolist() == plain(path)["a"].tolist() == expected and used
+            else:
+                with pytest.raises(expected):
+                    d.append("a", rows)
+                assert path.read_bytes().startswith(used[0])
+            d._change = original
+    judge.load_every_way(path)
+
+
+def noted(monkeypatch, name):
+    """Let the calls of a method of files be noted."""
+    calls, original = [], getattr(store.File, name)
+    monkeypatch.setattr(store.File, name, lambda *arguments: (calls.append(arguments[1:]), original(*arguments))[1])
+    return calls
+
+
+@pytest.mark.skipif(not store.ORDERED, reason="stores of this processor are system calls")
+def test_rows_in_an_exclusive_block_are_stored_through_the_map(path, d, monkeypatch):
+    if not d._file.in_place:
+        pytest.skip("this file system may have to find blocks")
+    d.append("a", np.zeros((9, 4)))
+    d.resize("a", 1)
+    d.append("a", np.zeros(4))                          # makes room
+    d.resize("a", 2)
+    stored, written = noted(monkeypatch, "store_rows"), noted(monkeypatch, "write")
+    d.append("a", np.ones(4))
+    assert not stored and len(written) == 1             # who waits for the file is told
+    with d.exclusive():
+        d.append("a", np.full(4, 2))
+        d.append("a", np.full((3, 4), 3.0))
+        assert len(stored) == 2 and len(written) == 1 and plain(path)["a"].sum() == 4 + 8 + 36
+        d.create_growable("large", 10_000)
+        d.append("large", np.ones((2, 10_000)))         # faster written
+        assert len(stored) == 2
+    checked(path, d, a=np.repeat([0.0, 0, 1, 2, 3, 3, 3], 4).reshape(7, 4), large=np.ones((2, 10_000)))
+
+
+@pytest.mark.parametrize("why", ["not in place", "no blocks"])
+def test_rows_are_written_where_a_store_could_fail(path, monkeypatch, why):
+    """On other file systems, or in a copy whose room is a hole, on a full disk: a store would be a bus error."""
+    if why == "not in place":
+        monkeypatch.setattr(store, "_stores_in_place", lambda kind: False)
+    with mmapdict.open(path, "w") as d:
+        d.append("a", np.zeros((1, 4)))
+        if why == "no blocks":
+            def full(*arguments):
+                raise OSError(errno.ENOSPC, "full")
+
+            monkeypatch.setattr(store.File, "_fallocate", full)
+        stored = noted(monkeypatch, "store_rows")
+        with d.exclusive():
+            for i in range(3):
+                d.append("a", np.full(4, i))
+        assert not stored
+        checked(path, d, a=np.repeat([0.0, 0, 1, 2], 4).reshape(4, 4))
+
+
+def test_who_waits_is_told_of_rows_stored_in_a_block(path, d):
+    d.append("a", [0])
+    with mmapdict.open(path, "r") as reader:
+        with d.exclusive():
+            d.append("a", [1])
+            assert reader.wait(10) and reader["a"].tolist() == [0, 1]
+            d.append("a", [2])
+        assert reader.wait(10) and reader["a"].tolist() == [0, 1, 2]
+        assert not reader.wait(0)
 
 
 # -- random sequences -------------------------------------------------------------------------------------------------

@@ -168,6 +168,61 @@ def test_samples_that_differ(store, error, values):
     checked(store, [0, 1], int)
 
 
+def samples(numbers):
+    """As `sample`, of several."""
+    parts = [sample(i) for i in numbers]
+    return {"fc1": {name: np.stack([part["fc1"][name] for part in parts]) for name in parts[0]["fc1"]},
+            "loss": [part["loss"] for part in parts]}
+
+
+@pytest.mark.parametrize("name", [int, str, lambda i: f"image é {i * 10**i}"], ids=["int", "str", "longer and longer"])
+def test_extend(store, name):
+    store.extend([], {})
+    assert len(store) == 0
+    for numbers in [5, 3], [0], range(10, 18):
+        store.extend(map(name, numbers), samples(numbers))
+    store.add(name(1), sample(1))
+    checked(store, [5, 3, 0, *range(10, 18), 1], name)
+    for ids, error in (([20, 3], KeyError), ([20, 20], KeyError), ([20, 1.5], TypeError), ([20], ValueError),
+                       ([20, 21, 22], ValueError)):
+        with unchanged(store), pytest.raises(error):
+            store.extend([name(i) if type(i) is int else i for i in ids], samples([20, 21]))
+    with unchanged(store), pytest.raises(ValueError, match="for 2 samples"):
+        store.extend([name(20), name(21)], sample(2))
+    with unchanged(store), pytest.raises(TypeError):
+        store.extend([name(20), b"x"], samples([20, 21]))
+
+
+def test_the_first_samples_at_once(store):
+    for values in {"a": 1}, {"a": [1]}, {"a": [1, 2], "b": {"c": np.zeros((3, 2))}}:
+        with unchanged(store), pytest.raises(ValueError, match="for 2 samples"):
+            store.extend([1, 2], values)
+    assert len(store) == 0 and "samples" not in store.d
+    with unchanged(store), pytest.raises(TypeError):
+        store.extend([1, "2"], samples([1, 2]))
+    store.extend([1, 2], samples([1, 2]))
+    checked(store, [1, 2], int)
+
+
+def test_ids_are_found_however_they_came(store, path):
+    """Some were sorted, some came since, by this handle and by another."""
+    numbers = [i * 7919 % 10_007 for i in range(3000)]
+    with SampleStore(path) as other:
+        for part in range(0, 3000, 100):
+            for number, one in enumerate((store, other)):
+                some = numbers[part + 50 * number:part + 50 * number + 50]
+                one.extend(some, {"n": np.array(some)})
+            for number in numbers[part + 99], numbers[part // 2], numbers[part]:
+                assert store[number]["n"] == other[number]["n"] == number
+            assert all(numbers[part + 100] not in one for one in (store, other) if part + 100 < 3000)
+        with unchanged(store), pytest.raises(KeyError):
+            other.add(numbers[1234], {"n": 0})
+        store.d.resize("samples", 10)
+        assert numbers[10] not in store and numbers[10] not in other and store[numbers[9]]["n"] == numbers[9]
+        other.add(-1, {"n": -1})
+        assert store[-1]["n"] == -1 and list(store) == [*numbers[:10], -1]
+
+
 def test_errors_say_where(store):
     store.add(0, sample(0))
     with pytest.raises(ValueError, match=r"fc1/grad.*\(2, 3\).*\(2, 4\)"):
