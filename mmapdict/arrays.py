@@ -682,7 +682,7 @@ class _Cursor:
         behind = self.base + self.pos
         self.given_back()
         if count and any(column.offset + column.nbytes > row_nbytes for column in columns_of(tree)) \
-                or max(count, mark) * row_nbytes > room:
+                or max(count, mark) * row_nbytes > room or any(column.offset > room for column in columns_of(tree)):
             raise self.fail(f"a growable array of {count} rows of {row_nbytes} bytes has room for {room} bytes")
         return GrowableInfo(tree, count, count_at, capacity_at, self.base + start, room, row_nbytes, mark, memo,
                             (self.base + tail, behind), self.base + self.end)

@@ -16,7 +16,7 @@ from .arrays import (ArrayInfo, GrowableInfo, MaskedInfo, decode_info, encode_ar
                      payload_pieces, raw_bytes)
 from .errors import CorruptError
 from .format import Payload, Record
-from .growables import growable_parts
+from .growables import growable_parts, whole_room
 from .judging import judge_pickled
 from .literals import key_parts
 from .pickling import shift_memo
@@ -114,8 +114,7 @@ def _array_parts(view: memoryview, base: int, info: ArrayInfo) -> Optional[Parts
 
 def _growable_parts(view: memoryview, base: int, info: GrowableInfo, memo: int) -> Parts:
     """Cut out a growable array without the room that its rows have not taken."""
-    room = info.count * info.row_nbytes
-    room += -room % fmt.RECORD_ALIGNMENT
+    room = whole_room(info.tree, info.count * info.row_nbytes)
     parts = growable_parts(info.tree, info.row_nbytes, info.count, room, None, memo)
     rows: Any = parts[3]
     start = info.start - base

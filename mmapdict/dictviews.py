@@ -62,7 +62,7 @@ def entry_of(key: Any, offset: int, info: Optional[Info], at: int, body_end: int
         column = info.tree if isinstance(info.tree, Column) else None
         nbytes = info.count * info.row_nbytes
         if column is None:
-            return Entry(key, TABLE, None, None, None, info.start, nbytes, None, offset, size)
+            return Entry(key, TABLE, (info.count,), None, None, info.start, nbytes, None, offset, size)
         shape = column.shape_of(info.count)
         return Entry(key, GROWABLE, shape, column.dtype, "C", info.start, nbytes, None, offset, size)
     if isinstance(info, MaskedInfo):

@@ -7,6 +7,7 @@ why the room of a published record never grows, and is given back without moving
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -34,6 +35,9 @@ COUNT_MAX = 1 << 48             # rows
 GROWING_MAX = 1 << 12           # arrays that a handle keeps in mind
 STORE_MAX = 1 << 12             # bytes of rows that are stored through the map; to write more is faster
 INLINE_MAX = 1 << 16            # bytes of rows that are written with their record; more are copied inside the kernel
+
+
+_EXACT = {"e": 1 << 11, "f": 1 << 24, "d": 1 << 53}        # up to here floats of that kind hold every int
 
 
 # -- laying out -------------------------------------------------------------------------------------------------------
@@ -100,6 +104,15 @@ def _put(memo: int) -> bytes:
     return b"r" + memo.to_bytes(4, "little") + b"0"
 
 
+def whole_room(tree: Tree, nbytes: int) -> int:
+    """Return how many bytes for rows there have to be: numpy makes no array that starts behind its buffer's end.
+
+    They end at a multiple of 8.
+    """
+    room = max(nbytes, *(column.offset for column in columns_of(tree)))
+    return room + -room % 8
+
+
 def tail_ops(tree: Tree, memo: int, row_nbytes: int) -> bytes:
     """Return the opcodes that stand behind the rows, and two fillers.
 
@@ -157,7 +170,7 @@ def encode_growable(tree: Tree, capacity: int = 0, rows: Optional[memoryview] = 
     row_nbytes = arrange_columns(tree)
     n = 0 if rows is None else len(rows)
     room = max(capacity * row_nbytes, n, ROWS_LEAST if not capacity else 0) if row_nbytes else 0
-    room += -room % 8
+    room = whole_room(tree, room)
     if room >= 1 << 55:
         raise OverflowError(f"room for {capacity} rows of {row_nbytes} bytes is more than a file can have")
     check_count(count)
@@ -213,6 +226,16 @@ def as_rows(rows: Any, column: Column, key: Any) -> tuple[np.ndarray[Any, Any], 
                      "nor several")
 
 
+def is_exact(array: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether floats of a dtype hold all these ints exactly."""
+    most = _EXACT.get(dtype.char, 1 << 53)
+    large = array[(array > most) | (array < -most)] if array.ndim else array
+    values = large.ravel()
+    with np.errstate(over="ignore"):
+        floats = values.astype(dtype)
+    return all(math.isfinite(x) and int(x) == y for x, y in zip(floats.tolist(), values.tolist()))
+
+
 def as_dtype(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, Any]:
     """Return values as an array of a dtype, if nothing gets lost but the last digits of floats; else TypeError."""
     if isinstance(values, np.ma.MaskedArray):
@@ -231,7 +254,9 @@ def as_dtype(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, An
             and (kinds in ("UU", "SS", "MM", "mm") or kinds[0] in "biuf" and kinds[1] in "iufc" or kinds == "cc"):
         with np.errstate(all="ignore"):
             cast = a.astype(dtype)
-            if kinds[1] in "fc":
+            if kinds[0] in "iu" and kinds[1] == "f":
+                fits = is_exact(a, dtype)
+            elif kinds[1] in "fc":
                 fits = bool((np.isfinite(cast) | ~np.isfinite(a)).all())        # digits may get lost
             elif kinds[1] in "iu" and kinds[0] in "biu":
                 fits = bool(((cast == a) & ((cast < 0) == (a < 0))).all())
@@ -342,10 +367,10 @@ def _check_reserved(index: Writer, key: Any) -> None:
         raise BusyError(errno.EDEADLK, f"rows of {key!r} that extend() gave are not published yet", index.file.path)
 
 
-def reserve(index: Writer, key: Any, n: int, growing: Optional[Growing] = None) -> Growing:
+def reserve(index: Writer, key: Any, n: int, growing: Optional[Growing] = None, capacity: int = 0) -> Growing:
     """See to it that `n` rows can be written behind those that there are, where nobody has ever seen others.
 
-    `growing` is what `look` returns, if that is known.
+    `growing` is what `look` returns, if that is known. A new place gets room for `capacity` rows at least.
     """
     if index.reserved:
         _check_reserved(index, key)
@@ -358,34 +383,39 @@ def reserve(index: Writer, key: Any, n: int, growing: Optional[Growing] = None) 
         growing = look(index, key)
     info = growing.info
     if info.count < info.mark or (info.count + n) * info.row_nbytes > info.room:
-        growing = _move(index, key, growing, info.count + n)
+        growing = _move(index, key, growing, info.count + n, capacity)
     return growing
 
 
-def _move(index: Writer, key: Any, growing: Growing, count: int) -> Growing:
+def _move(index: Writer, key: Any, growing: Growing, count: int, capacity: int) -> Growing:
     """Give an array a new record with room for `count` rows, and for some that may come."""
     info = growing.info
     least = count * info.row_nbytes
-    room = max(ROWS_LEAST, least + min(least, max(STEP_FREE, least // 2)))
+    room = max(ROWS_LEAST, capacity * info.row_nbytes, least + min(least, max(STEP_FREE, least // 2)))
     try:
-        return _lay_out(index, key, info, room)
-    except OSError:                             # no room for what may come
-        return _lay_out(index, key, info, least)
+        return _lay_out(index, key, growing, room)
+    except OSError:
+        if index.file.cells[fmt.COMMIT_CELL] != growing.commit:
+            raise
+        return _lay_out(index, key, growing, least)         # there is no room for what may come
 
 
-def _lay_out(index: Writer, key: Any, info: GrowableInfo, room: int) -> Growing:
-    file, memo = index.file, index.file.cells[fmt.MEMO_CELL]
-    room += -room % 8
+def _lay_out(index: Writer, key: Any, growing: Growing, room: int) -> Growing:
+    file, memo, info = index.file, index.file.cells[fmt.MEMO_CELL], growing.info
+    room = whole_room(info.tree, room)
     if room >= 1 << 55:
         raise OverflowError(f"{room} bytes are more than a file can have")
     n = info.count * info.row_nbytes
-    if room <= INLINE_MAX:
+    synced = growing.offset < file.cells[fmt.SYNCED_CELL]
+    if room <= INLINE_MAX and not synced:
         w = file.window(info.start, info.start + n)
         data = bytes(w.view[info.start - w.start:info.start - w.start + n]) + bytes(room - n)
         value = Encoded(growable_parts(info.tree, info.row_nbytes, info.count, room, data, memo), fmt.ARRAYS, 2, memo)
     else:
         def copy(file: File, at: int) -> None:
             file.copy(at, file, info.start, n)
+            if synced:
+                file.sync()                     # else a power cut could take from an array what was there before
 
         parts = growable_parts(info.tree, info.row_nbytes, info.count, room, None, memo)
         value = Encoded(parts, fmt.ARRAYS, 2, memo, copy)
@@ -430,12 +460,13 @@ def publish(index: Writer, growing: Growing, count: int) -> None:
         index.file.sync()                       # I15
 
 
-def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing: Optional[Growing] = None) -> None:
+def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing: Optional[Growing] = None,
+           capacity: int = 0) -> None:
     """Add `n` rows, given as one array of them that is contiguous as in C, behind those that there are.
 
-    `growing` is what `look` returns, if that is known.
+    `growing` and `capacity` are as for `reserve`.
     """
-    growing = reserve(index, key, n, growing)
+    growing = reserve(index, key, n, growing, capacity)
     info, file = growing.info, index.file
     count, nbytes = info.count, rows.nbytes
     # I18: nobody has ever seen this place, so it may be written to as if it were behind the STOP.
@@ -485,7 +516,7 @@ def row_dtype(tree: Tree, row_nbytes: int) -> np.dtype[Any]:
                      "offsets": [column.offset for column in columns], "itemsize": row_nbytes})
 
 
-def rearrange(index: Writer, key: Any, tree: Tree, convert: Callable[[Any, Any], None]) -> None:
+def rearrange(index: Writer, key: Any, tree: Tree, convert: Callable[[Any, Any], None], capacity: int = 0) -> None:
     """Give the rows of a table other columns.
 
     Parameters
@@ -496,13 +527,17 @@ def rearrange(index: Writer, key: Any, tree: Tree, convert: Callable[[Any, Any],
         The new columns.
     convert : function of (numpy.ndarray, numpy.ndarray)
         Called with some rows as they are and as zeros, of their `row_dtype`: it sets the latter.
+    capacity : int
+        For so many rows there is room at least, and for as many as before.
     """
     _check_reserved(index, key)
-    old = look(index, key).info
+    growing = look(index, key)
+    old = growing.info
     row_nbytes = arrange_columns(tree)
     before, after = row_dtype(old.tree, old.row_nbytes), row_dtype(tree, row_nbytes)
-    room = max(ROWS_LEAST, (old.count + old.count // 2) * row_nbytes)
-    room += -room % 8
+    most = max(old.count + old.count // 2, old.capacity if old.row_nbytes else 0, capacity)
+    room = whole_room(tree, max(ROWS_LEAST, most * row_nbytes))
+    synced = growing.offset < index.file.cells[fmt.SYNCED_CELL]
     memo = index.file.cells[fmt.MEMO_CELL]
 
     def fill(file: File, at: int) -> None:
@@ -514,6 +549,8 @@ def rearrange(index: Writer, key: Any, tree: Tree, convert: Callable[[Any, Any],
             new = np.zeros(n, after)
             convert(rows, new)
             file.write(at + i * row_nbytes, [new.view(np.uint8).data])
+        if synced:
+            file.sync()                         # as for a move
 
     index.put(key, key_parts(key), Encoded(growable_parts(tree, row_nbytes, old.count, room, None, memo), fmt.ARRAYS, 2,
                                            memo, fill))
@@ -539,20 +576,21 @@ def resize(index: Writer, key: Any, n: int) -> None:
     publish(index, growing, n)
 
 
-def trim(index: Writer, key: Any, keep: int = 0) -> int:
+def trim(index: Writer, key: Any, keep: bool = False) -> int:
     """Give back the room that rows have not taken; return how many bytes.
 
     The opcodes that stand behind the room are written once more, behind the rows, and there a bytes object begins that
     has all the rest in it. One store, of the cell that says how many bytes the rows have, makes them count. A loader
-    that has read the larger number finds all as it was. With `keep`, room for one row more for so many stays.
+    that has read the larger number finds all as it was. With `keep`, room for a quarter more stays, or for an eighth
+    of large arrays: so a program that opens the file for a few rows, again and again, finds room for them.
     """
     _check_reserved(index, key)
     growing = look(index, key)
     file, info = index.file, growing.info
     used = max(info.count, info.mark) * info.row_nbytes
     if keep:
-        used = min(used + max(ROWS_LEAST, used // keep), info.room)
-    used += -used % 8
+        used = min(used + max(ROWS_LEAST, used // (4 if used < STEP_FREE else 8)), info.room)
+    used = whole_room(info.tree, used)
     w = file.window(growing.offset, info.body_end)
     tail = bytes(w.view[info.tail[0] - w.start:info.tail[1] - w.start])
     at, end = info.start + used, info.start + info.room

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import errno
 import io
 import json
 import math
@@ -20,15 +19,13 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .arrays import Column, GrowableInfo
-from .errors import BusyError
+from . import growables
+from .arrays import Column, GrowableInfo, Tree
 from .growables import check_column
 from .mapping import open as open_file
 from .rows import Rows, Table
 
-ATTEMPTS = 20               # to write rows while others change the columns
 TEXT_LEAST = 8              # characters that a column of texts has room for, at least
-ROWS_AT_ONCE = 4096         # that are imported in one step
 
 
 class Log(Table):
@@ -48,8 +45,9 @@ class Log(Table):
     list or array of numbers          array of that shape    NaN, as above
     ================================  =====================  =================
 
-    None is a missing value. Names that come later are missing in the rows before. A column of ints that gets a float
-    becomes float64, and one of texts gets room for a longer one: then the rows are copied, once.
+    None is a missing value, and so are NaT, pandas' NA, and NaN among texts. Names that come later are missing in the
+    rows before. A column of ints that gets a float becomes float64, and one of texts gets room for a longer one, twice
+    as much as before: then the rows are copied.
 
     Parameters
     ----------
@@ -70,9 +68,16 @@ class Log(Table):
     ([1.0, 0.5, 0.3333333333333333, 0.25], 0.25, {'epoch': 3, 'loss': 0.25, 'note': 'best'})
     """
 
-    def __init__(self, where: Any, name: Any = "log", mode: str = "a", **options: Any) -> None:
+    _what = "log"
+    _caches = (*Table._caches, "_packing")
+
+    def __init__(self, where: Any, name: Any = "log", *, mode: str = "a", **options: Any) -> None:
         super().__init__(where, name, mode, **options)
         self._packing: Any = None               # for rows of numbers: the columns, their names and types, and a Struct
+
+    @staticmethod
+    def _is_mine(tree: Tree) -> bool:
+        return isinstance(tree, dict) and all(isinstance(column, Column) for column in tree.values())
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -97,24 +102,60 @@ class Log(Table):
             raise ValueError("a row without values")
         self._add([row])
 
-    def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add several rows, in one step."""
-        found = [dict(row) for row in rows]
+    def extend(self, rows: Any) -> None:
+        """Add several rows, in one step.
+
+        Parameters
+        ----------
+        rows : iterable of mappings, mapping of str to list, or pandas.DataFrame
+            Rows, or columns of one length.
+        """
+        if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+            rows = rows.to_dict("records")
+        if isinstance(rows, Mapping):
+            rows = _rows_of(rows, repr(self.name))
+        found = []
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise TypeError(f"a row is a dict, not {row!r}")
+            found.append(dict(row))
         if found:
             self._add(found)
 
     def _add(self, rows: list[Any]) -> None:
-        with self.d.exclusive():                # so that nobody changes the columns in between
-            for _ in range(ATTEMPTS):
-                info = self._info()
-                block = None if info is None else self._pack(rows, info)
-                if block is None and info is not None:
-                    block = self._encode(rows, info)
-                if block is not None:
-                    self._append(block)
-                    return
-                self._make_columns(rows, info)
-            raise BusyError(errno.EAGAIN, f"the columns of {self.name!r} do not keep still", self.d.path)
+        with self.d._mutex, self.d.exclusive():     # so that nobody changes the columns in between
+            info = self._info()
+            block = None if info is None else self._pack(rows, info)
+            if block is None:
+                old: Any = {} if info is None else info.tree
+                new = _columns(rows, old, 0 if info is None else info.count)
+                if info is not None and new is old:
+                    block = _encode(rows, old, self._row_dtype(info))
+                else:
+                    if not new:
+                        raise ValueError("a row of nothing but None in a log that has no columns yet")
+                    block = _encode(rows, new, growables.row_dtype(new, growables.arrange_columns(new)))
+                    self._change_columns(old, new)
+            self._append(block)
+
+    def _change_columns(self, old: dict[str, Column], new: dict[str, Column]) -> None:
+        """Make the table, or give its rows other columns."""
+        if not old:
+            self._create(new)
+            return
+        found = self._tree()
+        for name, column in old.items():
+            dtype = new[name].dtype
+            if column.dtype.kind in "iu" and dtype.kind == "f" and not growables.is_exact(found[name], dtype):
+                raise TypeError(f"{name!r} has ints that float64 cannot hold exactly, so that each row must have one; "
+                                "log them as texts, if not")
+        places = {name: str(i) for i, name in enumerate(old)}
+
+        def convert(rows: Rows, out: Rows) -> None:
+            for i, (name, column) in enumerate(new.items()):
+                out[str(i)] = rows[places[name]] if name in old else _missing(column.dtype)
+
+        self._rearrange(new, convert)
 
     def _pack(self, rows: list[Any], info: GrowableInfo) -> Optional[Rows]:
         """Do as `_encode`, faster, for one row of just the ints and floats that the columns have; else None."""
@@ -138,72 +179,6 @@ class Log(Table):
             return np.frombuffer(pack(*values), np.uint8).view(self._row_dtype(info))
         except struct.error:                    # an int of more than 64 bits
             return None
-
-    def _encode(self, rows: list[Any], info: GrowableInfo) -> Optional[Rows]:
-        """Return rows as the file has them; None: columns are missing, or do not do."""
-        tree: Any = info.tree
-        block = np.zeros(len(rows), self._row_dtype(info))
-        for i, (name, column) in enumerate(tree.items()):
-            kind = column.dtype.kind
-            target = block[str(i)]
-            for j, row in enumerate(rows):
-                value = row.get(name)
-                t = type(value)
-                if t is float and kind == "f" or t is int and kind in "if" and -2**53 <= value <= 2**53 \
-                        and column.dtype.itemsize == 8 and not column.shape:
-                    target[j] = value
-                elif value is None:
-                    if not _has_missing(column.dtype):
-                        return None
-                    target[j] = _missing(column.dtype)
-                else:
-                    new = _column_of(name, value)
-                    if new.shape != column.shape:
-                        raise ValueError(f"{name!r} has values of shape {column.shape}, and this one has {new.shape}")
-                    if not _fits(new.dtype, column.dtype, name):
-                        return None
-                    if kind == "f" and t is int and abs(value) > 2**53:
-                        raise TypeError(f"{name!r} is a column of {column.dtype}, which cannot hold {value} exactly")
-                    target[j] = np.array(value, float) if isinstance(value, (list, tuple)) and kind == "f" else value
-        if any(name not in tree for row in rows for name in row if row[name] is not None):
-            return None
-        return block
-
-    def _make_columns(self, rows: list[Any], info: Optional[GrowableInfo]) -> None:
-        """Make the table, or give it columns that can hold these rows."""
-        old: dict[str, Column] = {} if info is None else dict(info.tree)       # type: ignore[arg-type]
-        new = {name: Column(column.shape, 0, column.dtype, 0) for name, column in old.items()}
-        for row in rows:
-            for name, value in row.items():
-                if type(name) is not str:
-                    raise TypeError(f"a column's name is a text, not {name!r}")
-                if value is None:
-                    continue
-                column = _column_of(name, value)
-                known = new.get(name)
-                if known is None:
-                    new[name] = column
-                elif known.shape != column.shape:
-                    raise ValueError(f"{name!r} has values of shape {known.shape}, and this one has {column.shape}")
-                elif not _fits(column.dtype, known.dtype, name):
-                    known.dtype = _wider(known.dtype, column.dtype, name)
-        before = 0 if info is None else info.count
-        for name, column in new.items():
-            if (before and name not in old or any(row.get(name) is None for row in rows)) \
-                    and not _has_missing(column.dtype):
-                column.dtype = np.dtype(float)
-        if not new:
-            raise ValueError("a row of nothing but None in a log that has no columns yet")
-        if info is None:
-            self._create(new)
-            return
-        places = {name: str(i) for i, name in enumerate(old)}
-
-        def convert(rows: Rows, out: Rows) -> None:
-            for i, (name, column) in enumerate(new.items()):
-                out[str(i)] = rows[places[name]] if name in old else _missing(column.dtype)
-
-        self._rearrange(new, convert)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -237,6 +212,8 @@ class Log(Table):
 
     def rows(self, index: Any = slice(None)) -> Iterator[dict[str, Any]]:
         """Return an iterator over rows, as dicts of Python values."""
+        if isinstance(index, (int, np.integer)):
+            return iter([self[index]])
         tree = self[index]
         lists = [column.tolist() if column.ndim == 1 and column.dtype.kind != "M" else list(map(_plain, column))
                  for column in tree.values()]
@@ -246,7 +223,10 @@ class Log(Table):
         """Return the last row, or the last value of a column that is not missing; None if there is none."""
         if name is None:
             return self[-1] if len(self) else None
-        column = self[name]
+        tree = self._tree()
+        if not tree:
+            return None
+        column = tree[name]
         there = np.flatnonzero(_is_there(column))
         return _plain(column[there[-1]]) if len(there) else None
 
@@ -259,22 +239,32 @@ class Log(Table):
         return self._extreme(name, np.max)
 
     def _extreme(self, name: str, of: Callable[[Any], Any]) -> Any:
-        column = self[name]
-        column = column[_is_there(column)]
+        tree = self._tree()
+        if not tree:
+            return None
+        column = tree[name][_is_there(tree[name])]
         if column.dtype.kind in "US":
             column = np.sort(column)[[0, -1]] if len(column) else column
             return _plain(column[0 if of is np.min else -1]) if len(column) else None
         return _plain(of(column)) if len(column) else None
 
-    def where(self, condition: Optional[Callable[[dict[str, Any]], Any]] = None, **equal: Any) -> dict[str, Any]:
+    def where(self, condition: Any = None, **equal: Any) -> dict[str, Any]:
         """Return the rows for which something holds, as a dict of arrays.
 
         Parameters
         ----------
-        condition : function, optional
-            Called with the dict of columns; returns an array of bools, or indices.
+        condition : function or mapping, optional
+            Called with the dict of columns; returns a bool for each row, or numbers of rows. Or names that are no
+            identifiers, and their values.
         **equal
-            Names, and the values that they are to have.
+            Names, and the values that they are to have. None, and NaN: the value is missing.
+
+        Raises
+        ------
+        KeyError
+            There is no such column.
+        TypeError
+            The function returns something else.
 
         Examples
         --------
@@ -283,36 +273,53 @@ class Log(Table):
         ...     log.where(lambda c: c["loss"] < 0.3)["epoch"].tolist()
         [3, 4]
         """
-        tree = self._tree()
-        index: Any = slice(None) if condition is None else condition(tree)
-        found = {name: column[index] for name, column in tree.items()}
+        tree: dict[str, Any] = self._tree()
+        if isinstance(condition, Mapping):
+            equal = {**condition, **equal}
+        elif condition is not None:
+            index = condition(tree)
+            n = len(next(iter(tree.values()), ()))
+            if not isinstance(index, slice):
+                index = np.asarray(index)
+                if index.ndim != 1 or index.dtype.kind not in "biu" or index.dtype.kind == "b" and len(index) != n:
+                    raise TypeError(f"a condition gives a bool for each of {n} rows, or numbers of rows, not {index!r}")
+            tree = {name: column[index] for name, column in tree.items()}
         for name, value in equal.items():
-            if name not in found:
-                raise KeyError(name)
-            keep = found[name] == value
-            found = {other: column[keep] for other, column in found.items()}
-        return found
+            there = _is_there(tree[name])
+            keep = ~there if _is_missing(value) or value != value else there & (tree[name] == value)
+            tree = {other: column[keep] for other, column in tree.items()}
+        return tree
 
-    def follow(self, timeout: Optional[float] = None) -> Iterator[dict[str, Any]]:
+    def follow(self, timeout: Optional[float] = None, first: int = 0) -> Iterator[dict[str, Any]]:
         """Yield new rows as they are logged, by any process, each time as a dict of arrays; first those that are there.
 
         Parameters
         ----------
         timeout : float, optional
             In seconds: end when nothing came for so long. None: go on for ever.
+        first : int
+            Number of the first row: ``len(log)`` to see new ones only.
+
+        Notes
+        -----
+        If the log is started anew, its rows come from the first one on.
         """
-        seen, end = 0, math.inf
+        seen, end, last = first, math.inf, None
         while True:
-            tree = self._tree()
+            place, tree = self._place(), self._tree()
             n = len(next(iter(tree.values()), ()))
+            if last is not None and (n < seen or place != last[0] and not _has_row(tree, seen - 1, last[1])):
+                seen = 0                        # another log
             if n > seen:
                 yield {name: column[seen:] for name, column in tree.items()}
+            if n and n >= seen:
+                last = place, {name: np.array(column[n - 1]) for name, column in tree.items()}
             now = time.monotonic()
             if n > seen or end == math.inf:
                 end = math.inf if timeout is None else now + timeout
             elif now >= end:                    # other items change all the time
                 return
-            seen = n
+            seen = max(seen, n) if last is None else n
             if not self.d.wait(None if timeout is None else max(0.0, end - now)):
                 return
 
@@ -360,22 +367,26 @@ class Log(Table):
             content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except ValueError as exc:
             raise ValueError(f"{os.fspath(path)}: no JSON: {exc}") from exc
-        if isinstance(content, dict) and all(isinstance(column, list) for column in content.values()):
-            sizes = {name: len(column) for name, column in content.items()}
-            if len(set(sizes.values())) > 1:
-                raise ValueError(f"{os.fspath(path)}: lists of different lengths: {sizes}")
-            content = [dict(zip(content, values)) for values in zip(*content.values())]
+        if isinstance(content, dict):
+            content = _rows_of(content, os.fspath(path))
         if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
             raise ValueError(f"{os.fspath(path)}: expected an object of lists, or a list of objects")
         self.extend(content)
 
-    def read_csv(self, path: Any) -> None:
+    def read_csv(self, path: Any, delimiter: str = ",") -> None:
         """Add the rows of a CSV file whose first line has the names; spaces around names and values are left out.
 
-        A column of whole numbers becomes int64, one of numbers float64, others texts; what is empty is missing.
+        What is empty is missing. A column of whole numbers becomes int64 (but not if one starts with a needless 0), one
+        of numbers float64, of ``True`` and ``False`` bool, of ISO dates and times datetime64; others become texts.
+
+        Raises
+        ------
+        ValueError
+            There are no names, one twice, or a line has more or fewer values. Nothing is added.
         """
         text = pathlib.Path(path).read_bytes().decode("utf-8-sig")
-        lines = [[cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        lines = [[cell.strip() for cell in line] for line in reader if line]
         if not lines:
             raise ValueError(f"{os.fspath(path)}: no line of names")
         names = lines[0]
@@ -388,7 +399,7 @@ class Log(Table):
         self.extend(dict(zip(names, values)) for values in zip(*columns))
 
 
-def log(where: Any, name: Any = "log", mode: str = "a", **options: Any) -> Log:
+def log(where: Any, name: Any = "log", *, mode: str = "a", **options: Any) -> Log:
     """Open, or begin, the log of a file.
 
     Parameters
@@ -397,15 +408,20 @@ def log(where: Any, name: Any = "log", mode: str = "a", **options: Any) -> Log:
     name : object
         Its key in the file.
     mode : str
-        As for `mmapdict.open`.
+        As for `mmapdict.open`: ``"w"`` starts the file anew, with all that is in it.
     **options
         As well: ``durable=True`` for logs that survive a power cut row by row.
 
     Returns
     -------
     Log
+
+    Raises
+    ------
+    ValueError
+        A mode in the place of the name, or one for a handle, which has its own.
     """
-    return Log(where, name, mode, **options)
+    return Log(where, name, mode=mode, **options)
 
 
 def compare(paths: Iterable[Any], column: str, x: Optional[str] = None, name: Any = "log") -> dict[str, Any]:
@@ -426,6 +442,11 @@ def compare(paths: Iterable[Any], column: str, x: Optional[str] = None, name: An
     dict
         For each path (as a str) the array; with `x` a pair of arrays. Files without that log or column are left out.
 
+    Raises
+    ------
+    KeyError
+        No file has it, though one has such a log.
+
     Examples
     --------
     >>> for i in range(2):
@@ -434,30 +455,101 @@ def compare(paths: Iterable[Any], column: str, x: Optional[str] = None, name: An
     >>> {path: loss.tolist() for path, loss in compare(["doctest0.mmapdict", "doctest1.mmapdict"], "loss").items()}
     {'doctest0.mmapdict': [1.0, 0.5], 'doctest1.mmapdict': [0.5, 0.3333333333333333]}
     """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise TypeError(f"compare takes a list of paths, not {paths!r}")
     found: dict[str, Any] = {}
+    others: set[str] = set()
     for path in paths:
         with open_file(path, "r") as d:
             tree = Log(d, name)._tree()
             if column in tree and (x is None or x in tree):
                 found[os.fsdecode(path)] = tree[column] if x is None else (tree[x], tree[column])
+            others.update(tree)
+    if others and not found:
+        wanted = " and ".join(repr(part) for part in (column, x) if part is not None)
+        raise KeyError(f"no log has {wanted}; there are {sorted(others)}")
     return found
 
 
 # -- values and columns ----------------------------------------------------------------------------------------------
 
-def _column_of(name: str, value: Any) -> Column:
-    """Return the column that a first value asks for."""
+def _rows_of(columns: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the rows of a dict of columns."""
+    lengths = {}
+    for name, column in columns.items():
+        if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__len__"):
+            raise ValueError(f"{where}: {name!r} is no list, but {column!r}")
+        lengths[name] = len(column)
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{where}: lists of different lengths: {lengths}")
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def _columns(rows: list[Any], old: dict[str, Column], before: int) -> dict[str, Column]:
+    """Return the columns of a log that can hold these rows, too: `old` itself, if it can."""
+    new = dict(old)
+    lacking: set[str] = set()                   # where something is missing
+    for row in rows:
+        for name, value in row.items():
+            known = new.get(name)
+            t = type(value)
+            if known is not None and not known.shape and (t is float and known.dtype.char == "d"
+                                                          or t is int and known.dtype.char in "dlq"
+                                                          and -2**53 <= value <= 2**53 and known.dtype.itemsize == 8):
+                continue
+            if type(name) is not str:
+                raise TypeError(f"a column's name is a text, not {name!r}")
+            if _is_missing(value) or known is not None and known.dtype.kind in "USmM" and t is float and value != value:
+                lacking.add(name)
+                continue
+            array = _as_array(name, value)
+            if known is None:
+                new[name] = check_column(array.shape, array.dtype)
+                continue
+            if known.shape != array.shape:
+                raise ValueError(f"{name!r} has values of shape {known.shape}, and this one has {array.shape}")
+            if not _fits(array, known.dtype):
+                new[name] = Column(known.shape, 0, _wider(known.dtype, array.dtype, name), 0)
+    for name, column in new.items():
+        if not _has_missing(column.dtype) and (name in lacking or before and name not in old
+                                               or any(name not in row for row in rows)):
+            new[name] = Column(column.shape, 0, np.dtype(float), 0)
+    if new.keys() == old.keys() and all(new[name] is column for name, column in old.items()):
+        return old
+    return {name: Column(column.shape, 0, column.dtype, 0) for name, column in new.items()}
+
+
+def _encode(rows: list[Any], tree: dict[str, Column], dtype: np.dtype[Any]) -> Rows:
+    """Return rows as the file has them; the columns are those of `_columns`."""
+    block = np.zeros(len(rows), dtype)
+    for i, (name, column) in enumerate(tree.items()):
+        target = block[str(i)]
+        kind = column.dtype.kind
+        for j, row in enumerate(rows):
+            value = row.get(name)
+            t = type(value)
+            if t is float and kind == "f" and column.dtype.itemsize == 8 and not column.shape:
+                target[j] = value
+            elif _is_missing(value) or kind in "USmM" and t is float:
+                target[j] = _missing(column.dtype)
+            else:
+                array = _as_array(name, value)
+                if kind == "f" and array.dtype.kind in "iu" and not growables.is_exact(array, column.dtype):
+                    raise TypeError(f"{name!r} is a column of {column.dtype}, which cannot hold {value} exactly")
+                target[j] = array
+    return block
+
+
+def _as_array(name: str, value: Any) -> Any:
+    """Return a value as an array of the dtype that a column of such values has."""
     if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
         raise TypeError(f"{name!r}: {value!r} ends with a zero character, which numpy's texts cannot")
     if isinstance(value, str):
-        width = max(TEXT_LEAST, 1 << max(0, len(value) - 1).bit_length())
-        return Column((), 0, np.dtype(f"U{width}"), 0)
-    if isinstance(value, bool):
-        return Column((), 0, np.dtype(bool), 0)
-    if isinstance(value, int):
+        return np.array(value, f"U{max(TEXT_LEAST, 1 << max(0, len(value) - 1).bit_length())}")
+    if isinstance(value, int) and not isinstance(value, bool):
         if not -2**63 <= value < 2**63:
             raise TypeError(f"{name!r}: {value} has more than 64 bits")
-        return Column((), 0, np.dtype("i8"), 0)
+        return np.array(value, "i8")
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         raise TypeError(f"{name!r}: a time with a time zone; store it as UTC without one")
     if isinstance(value, (datetime.date, datetime.timedelta)):
@@ -469,10 +561,31 @@ def _column_of(name: str, value: Any) -> Column:
     if isinstance(value, np.ma.MaskedArray) or array.dtype.kind not in "biufcmMUS" or array.dtype.hasobject:
         raise TypeError(f"{name!r}: a value of type {type(value).__name__} cannot stand in a log: expected a number, "
                         "a text, a time, or an array of them")
-    dtype = array.dtype.newbyteorder("=")
-    if dtype in ("M8", "m8"):
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype in ("M8", "m8"):
         raise TypeError(f"{name!r}: a time without a unit")
-    return check_column(array.shape, dtype)
+    return array
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value says that there is none."""
+    return value is None or isinstance(value, (np.datetime64, np.timedelta64)) and bool(np.isnat(value)) \
+        or type(value).__name__ in ("NaTType", "NAType")
+
+
+def _has_row(tree: dict[str, Any], number: int, row: dict[str, Any]) -> bool:
+    """Whether a row is still what it was, in the columns that it had."""
+    for name, value in row.items():
+        column = tree.get(name)
+        if column is None or number >= len(column) or column.shape[1:] != value.shape:
+            return False
+        if value.dtype.kind in "SU" or column.dtype.kind in "SU":
+            same = column[number] == value
+        else:
+            same = (column[number] == value) | (column[number] != column[number]) & (value != value)
+        if not np.all(same):
+            return False
+    return True
 
 
 def _has_missing(dtype: np.dtype[Any]) -> bool:
@@ -493,14 +606,22 @@ def _is_there(column: Any) -> Any:
     return there if there.ndim < 2 else there.reshape(len(there), -1).any(axis=1)
 
 
-def _fits(value: np.dtype[Any], column: np.dtype[Any], name: str) -> bool:
-    """Whether values of one dtype can stand in a column of another."""
-    if value.kind in "US" or column.kind in "US":
-        return value.kind == column.kind and value.itemsize <= column.itemsize
-    if value.kind in "biu" and column.kind == "f" or value.kind == "b" and column.kind in "iu":
-        return True                     # what is missing is NaN
-    return value == column or value.kind != "b" and np.can_cast(value, column, "safe") \
-        or value.kind == column.kind == "f"
+def _fits(array: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a value can stand in a column of a dtype."""
+    kinds = array.dtype.kind + dtype.kind
+    if array.dtype == dtype:
+        return True
+    if "U" in kinds or "S" in kinds:
+        return kinds in ("UU", "SS") and bool(array.dtype.itemsize <= dtype.itemsize)
+    if kinds[1] == "f" and kinds[0] in "iu":
+        return growables.is_exact(array, dtype)
+    if kinds == "ff":
+        with np.errstate(over="ignore"):
+            return bool((np.isfinite(array.astype(dtype)) | ~np.isfinite(array)).all())      # digits may get lost
+    if kinds[0] in "iu" and kinds[1] in "iu":
+        info = np.iinfo(dtype)
+        return all(info.min <= n <= info.max for n in array.ravel().tolist())
+    return kinds[0] == "b" and kinds[1] in "iuf" or kinds[0] != "b" and np.can_cast(array.dtype, dtype, "safe")
 
 
 def _wider(a: np.dtype[Any], b: np.dtype[Any], name: str) -> np.dtype[Any]:
@@ -531,10 +652,26 @@ def _json(value: Any) -> Any:
 
 
 def _parsed(cells: list[str]) -> list[Any]:
-    """Return the cells of a column of CSV as numbers, if they all are."""
-    for kind in (int, float):
+    """Return the cells of a column of CSV as numbers, bools or times, if they all are; what is empty is None."""
+    for kind in (_number(int), _number(float), {"True": True, "False": False}.__getitem__, _time):
         try:
             return [kind(cell) if cell else None for cell in cells]
-        except ValueError:
+        except (ValueError, KeyError):
             continue
     return [cell or None for cell in cells]
+
+
+def _time(cell: str) -> datetime.datetime:
+    found = datetime.datetime.fromisoformat(cell)
+    if found.tzinfo is not None:
+        raise ValueError(cell)                  # it stays a text
+    return found
+
+
+def _number(kind: type) -> Callable[[str], Any]:
+    def number(cell: str) -> Any:
+        digits = cell.lstrip("+-")
+        if digits[:1] == "0" and digits[1:2].isdigit():
+            raise ValueError(cell)              # 007 is a name
+        return kind(cell)
+    return number

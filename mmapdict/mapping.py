@@ -541,7 +541,7 @@ class MmapDict(MutableMapping[Any, Any]):
         except CorruptError:
             return "damaged"
         if entry.kind == "table":
-            return f"table of {entry.nbytes} bytes"
+            return f"table of {entry.shape[0]} rows"        # type: ignore[index]
         if entry.dtype is None:
             return f"value of {entry.nbytes} bytes"
         kind = {"array": "array", "masked": "masked array"}.get(entry.kind, "growable array")
@@ -762,8 +762,11 @@ class MmapDict(MutableMapping[Any, Any]):
         self._mutex.acquire()
         try:
             self._need_writable()
-            if self._busy or self._index.batch is not None:
-                raise BusyError(errno.EDEADLK, "this handle is inside a change or a batch already", self._path)
+            if self._index.batch is not None:
+                raise BusyError(errno.EDEADLK, "not inside a batch: rows appear at once, and so do all changes of an "
+                                "exclusive block", self._path)
+            if self._busy:
+                raise BusyError(errno.EDEADLK, "this handle is inside a change already", self._path)
             if not self._exclusive:
                 file = self._file
                 try:
@@ -1525,7 +1528,7 @@ class MmapDict(MutableMapping[Any, Any]):
                 index.begin()
                 for key in self._grown:
                     with suppress(KeyError, TypeError, BusyError):      # it is another value by now
-                        growables.trim(index, key, 8)
+                        growables.trim(index, key, True)
         finally:
             if not self._exclusive:
                 file.unlock()

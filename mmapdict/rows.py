@@ -13,6 +13,7 @@ import numpy as np
 
 from . import growables
 from .arrays import GrowableInfo, Tree
+from .birth import MODES
 from .literals import key_parts, plain_key
 from .mapping import MmapDict
 from .mapping import open as open_file
@@ -33,22 +34,64 @@ class Table:
         As for `mmapdict.open`, if `where` is a path.
     **options
         As well.
+
+    Attributes
+    ----------
+    d : MmapDict
+    name : object
     """
+
+    _what = "table"
+    _caches: tuple[str, ...] = ("_known", "_checked")
 
     def __init__(self, where: Any, name: Any, mode: str = "a", **options: Any) -> None:
         self._own = not isinstance(where, MmapDict)
-        self.d: MmapDict = open_file(where, mode, **options) if self._own else where
+        if not self._own and (mode != "a" or options):
+            raise ValueError(f"a {self._what} in an open file has the mode and the options of its handle")
+        if self._own and type(name) is str and name in MODES:
+            raise ValueError(f"{name!r} would be the name of the {self._what} in the file; write mode={name!r}")
         self.name = plain_key(name)
-        self._known: Any = None                 # where rows stand and how long they are, and their dtype
+        self.d: MmapDict = open_file(where, mode, **options) if self._own else where
+        self._known: Any = None                 # the columns, and the dtype of a row
+        self._checked: Any = None               # columns that are those of such a table
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what makes it anew where it is unpickled, with a handle of its own."""
+        return {**self.__dict__, **dict.fromkeys(self._caches), "_own": True}
+
+    def __repr__(self) -> str:
+        about = "closed" if self.d.closed else f"{len(self)} rows"
+        return f"<{type(self).__name__} {self.name!r} in {self.d.path!r}: {about}>"
 
     # -- the file
 
     def _info(self) -> Optional[GrowableInfo]:
         """Return what the table is now; None: it has no rows yet. The caller holds the mutex."""
-        info = self.d._growable(self.name)
-        if info is not None and not isinstance(info.tree, dict):
-            raise TypeError(f"{self.d.path}: the value of {self.name!r} is a growable array, and no table")
+        try:
+            info = self.d._growable(self.name)
+        except TypeError:
+            raise self._other() from None
+        if info is not None and info.tree is not self._checked:
+            if not self._is_mine(info.tree):
+                raise self._other()
+            self._checked = info.tree
         return info
+
+    @staticmethod
+    def _is_mine(tree: Tree) -> bool:
+        """Whether a table with such columns is one of this class."""
+        return isinstance(tree, dict)
+
+    def _other(self) -> TypeError:
+        offset = self.d._refresh().find(self.name)
+        found = "" if offset is None else f", but a {self.d._summary(self.name, offset)}"
+        return TypeError(f"{self.d.path}: the value of {self.name!r} is no {self._what}{found}")
+
+    def _place(self) -> Any:
+        """Return where the rows stand, or None."""
+        with self.d._mutex:
+            info = self._info()
+            return None if info is None else (self.d._file.fingerprint, info.start)
 
     def _tree(self) -> Any:
         """Return the columns as a (nested) dict of arrays: of one moment."""
@@ -62,9 +105,9 @@ class Table:
         dtype: np.dtype[Any] = self._known[1]
         return dtype
 
-    def _append(self, rows: Rows) -> None:
-        """Add rows of the `_row_dtype`."""
-        self.d._change(growables.append, self.name, rows.view(np.uint8), len(rows))
+    def _append(self, rows: Rows, capacity: int = 0) -> None:
+        """Add rows of the `_row_dtype`; if they need another place, with room for `capacity` rows at least."""
+        self.d._change(growables.append, self.name, rows.view(np.uint8), len(rows), None, capacity)
         self.d._grown.add(self.name)
 
     def _create(self, tree: Tree, capacity: int = 0) -> None:
@@ -72,9 +115,9 @@ class Table:
         encoded = growables.encode_growable(tree, capacity, memo=self.d._memo_mark())
         self.d._change(_put_new, self.name, key_parts(self.name), encoded)
 
-    def _rearrange(self, tree: Tree, convert: Callable[[Rows, Rows], None]) -> None:
-        """Give the rows other columns."""
-        self.d._change(growables.rearrange, self.name, tree, convert)
+    def _rearrange(self, tree: Tree, convert: Callable[[Rows, Rows], None], capacity: int = 0) -> None:
+        """Give the rows other columns, and room for `capacity` rows at least."""
+        self.d._change(growables.rearrange, self.name, tree, convert, capacity)
 
     def __len__(self) -> int:
         with self.d._mutex:

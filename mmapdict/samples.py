@@ -6,17 +6,16 @@ a dict of the ids and of arrays of all samples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Optional, Union
 
 import numpy as np
 
-from .arrays import Column, GrowableInfo
+from .arrays import Column, GrowableInfo, Tree
 from .growables import as_dtype, check_column
 from .rows import Rows, Table
 
 IDS, VALUES = "ids", "values"
-WIDTH_STEP = 8                  # bytes: ids that are texts get room in such steps
+WIDTH_LEAST, WIDTH_STEP = 16, 8     # bytes: ids that are texts get so much room, and more in such steps
 LAST_LEAST = 1 << 10            # ids that are not sorted yet
 
 Nested = Mapping[str, Any]
@@ -53,7 +52,15 @@ class SampleStore(Table):
     (memmap([1., 1., 1., 1.], dtype=float32), (3, 4))
     """
 
-    def __init__(self, where: Any, name: Any = "samples", mode: str = "a", *, capacity: int = 0,
+    _what = "store of samples"
+    _caches = (*Table._caches, "_places")
+
+    @staticmethod
+    def _is_mine(tree: Tree) -> bool:
+        return isinstance(tree, dict) and list(tree) == [IDS, VALUES] and isinstance(tree[IDS], Column) \
+            and tree[IDS].dtype.kind in _KINDS and isinstance(tree[VALUES], dict)
+
+    def __init__(self, where: Any, name: Any = "samples", *, mode: str = "a", capacity: int = 0,
                  **options: Any) -> None:
         super().__init__(where, name, mode, **options)
         self._capacity = capacity
@@ -119,7 +126,8 @@ class SampleStore(Table):
                 raise TypeError(f"the id {data_id!r}: the others are {_KINDS[kind.kind]}")
             kind = max(kind, other, key=lambda dtype: dtype.itemsize)
         if len(set(data_ids)) < len(data_ids):
-            raise KeyError("an id is there twice")
+            twice = next(data_id for i, data_id in enumerate(data_ids) if data_id in data_ids[:i])
+            raise KeyError(f"the id {twice!r} is there twice")
         n = len(data_ids) if many else None
         with self.d._mutex, self.d.exclusive():     # so that nobody adds the same id in between
             info = self._info()
@@ -147,7 +155,7 @@ class SampleStore(Table):
                 assert info is not None
                 block = self._encode(values, info, n)
             block["0"] = [data_id.encode() for data_id in data_ids] if kind.kind == "S" else data_ids
-            self._append(block)
+            self._append(block, self._capacity)
 
     def _encode(self, values: Nested, info: GrowableInfo, n: Optional[int]) -> Rows:
         """Return rows as the file has them, but for their ids: one, or if `n` is not None so many."""
@@ -157,14 +165,17 @@ class SampleStore(Table):
         return block
 
     def _widen(self, info: GrowableInfo, kind: np.dtype[Any]) -> None:
-        """Give longer ids room."""
-        tree = {IDS: Column((), 0, kind, 0), VALUES: _copy(info.tree[VALUES])}      # type: ignore[index]
+        """Give longer ids room, twice as much at least."""
+        ids: Column = info.tree[IDS]            # type: ignore[index]
+        width = max(kind.itemsize, 2 * ids.dtype.itemsize)
+        values = info.tree[VALUES]              # type: ignore[index]
+        tree = {IDS: Column((), 0, np.dtype(f"S{width}"), 0), VALUES: _copy(values)}
 
         def convert(rows: Rows, out: Rows) -> None:
             for name in rows.dtype.names or ():
                 out[name] = rows[name]
 
-        self._rearrange(tree, convert)
+        self._rearrange(tree, convert, self._capacity)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -184,7 +195,8 @@ class SampleStore(Table):
         found = self._tree().get(VALUES, {})
         for i, name in enumerate(names):
             if not isinstance(found, dict) or name not in found:
-                raise KeyError(names[:i + 1])
+                known = ", ".join(map(_named, self.paths))
+                raise KeyError(f"no array at {_named(names[:i + 1])}; there are {known}")
             found = found[name]
         return found
 
@@ -207,9 +219,12 @@ class SampleStore(Table):
         return places.find(data_id.encode() if isinstance(data_id, str) else data_id)
 
     def __contains__(self, data_id: object) -> bool:
-        with suppress(TypeError), self.d._mutex:
+        try:
+            _id_dtype(data_id)
+        except TypeError:
+            return False
+        with self.d._mutex:
             return self._find(data_id, self._info()) is not None        # type: ignore[arg-type]
-        return False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.ids.tolist())
@@ -222,6 +237,13 @@ class SampleStore(Table):
             if row is None:
                 raise KeyError(data_id)
             return _at(self.d._rows(info, info.tree[VALUES]), row)      # type: ignore[arg-type,index,union-attr]
+
+    def get(self, data_id: Any, default: Any = None) -> Any:
+        """Return the sample of an id, or the default if there is none."""
+        try:
+            return self[data_id]
+        except KeyError:
+            return default
 
     def rows(self, index: Any) -> Any:
         """Return samples by their numbers (an int, a slice, an array): a nested dict of arrays. Slices are views."""
@@ -290,7 +312,7 @@ class _Places:
 _KINDS = {"i": "ints as ids", "S": "texts as ids"}
 
 
-def samples(where: Any, name: Any = "samples", mode: str = "a", *, capacity: int = 0, **options: Any) -> SampleStore:
+def samples(where: Any, name: Any = "samples", *, mode: str = "a", capacity: int = 0, **options: Any) -> SampleStore:
     """Open, or begin, the store of samples of a file; see `SampleStore`.
 
     Parameters
@@ -301,18 +323,18 @@ def samples(where: Any, name: Any = "samples", mode: str = "a", *, capacity: int
     mode : str
         As for `mmapdict.open`.
     capacity : int
-        How many samples to make room for, if it is new.
+        How many samples to make room for, if it is new, or when it needs another place.
     **options
         As for `mmapdict.open`.
     """
-    return SampleStore(where, name, mode, capacity=capacity, **options)
+    return SampleStore(where, name, mode=mode, capacity=capacity, **options)
 
 
 def _id_dtype(data_id: Any) -> np.dtype[Any]:
     if isinstance(data_id, str):
         if "\0" in data_id:
             raise TypeError(f"the id {data_id!r} has a zero character")
-        n = max(1, len(data_id.encode()))
+        n = max(WIDTH_LEAST, len(data_id.encode()))
         return np.dtype(f"S{n + -n % WIDTH_STEP}")
     if isinstance(data_id, (int, np.integer)) and not isinstance(data_id, bool):
         if not -2**63 <= data_id < 2**63:
@@ -342,13 +364,20 @@ def _tree_of(values: Any, path: tuple[str, ...], n: Optional[int]) -> Any:
         return {name: _tree_of(value, (*path, name), n) for name, value in values.items()}
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"the array at {_named(path)} is masked; store its mask as an array of its own")
-    array = np.asarray(values)
+    array = _array(values, path)
     if n is not None and array.shape[:1] != (n,):
         raise ValueError(f"the array at {_named(path)} has the shape {array.shape}, for {n} samples")
     try:
         return check_column(array.shape if n is None else array.shape[1:], array.dtype)
     except TypeError as exc:
         raise TypeError(f"the value at {_named(path)}: {exc}") from exc
+
+
+def _array(values: Any, path: tuple[str, ...]) -> Any:
+    try:
+        return np.asarray(values)
+    except Exception as exc:                    # whatever the object's own class raises
+        raise TypeError(f"the value at {_named(path)} is no array: {exc}") from exc
 
 
 def _copy(tree: Any) -> Any:
@@ -362,7 +391,7 @@ def _fill(block: Rows, tree: Any, values: Any, path: tuple[str, ...], number: in
     if isinstance(tree, Column):
         if isinstance(values, Mapping):
             raise ValueError(f"{_named(path)} is an array in the samples before, and a dict in this one")
-        array = as_dtype(values, tree.dtype, _named(path))
+        array = as_dtype(values if isinstance(values, np.ndarray) else _array(values, path), tree.dtype, _named(path))
         shape = tree.shape if n is None else (n, *tree.shape)
         if array.shape != shape:
             one = "in this one" if n is None else f"for {n} samples"

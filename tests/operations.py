@@ -73,6 +73,37 @@ class Grow:
             assert d.trim(key) > 0
 
 
+class Logged(Grow):
+    """Stands for a log among the items that `prepare` stores.
+
+    Parameters
+    ----------
+    **columns : list
+    """
+
+    def __init__(self, **columns):
+        super().__init__(in_rows(columns))
+        self.columns = columns
+
+    def store(self, d, key):
+        mmapdict.Log(d, key).extend(dict(zip(self.columns, values)) for values in zip(*self.columns.values()))
+
+
+def in_rows(columns):
+    """Arrays of these values of which one element does not follow the other, as in a table."""
+    return {name: np.stack([values] * 2, 1)[:, 0] for name, values in columns.items()}
+
+
+def log(key, row, **columns):
+    """Add a row to a log; `columns` are what there is then."""
+    def perform(d):
+        if isinstance(d, dict):
+            put(d, key, in_rows(columns))
+        else:
+            mmapdict.Log(d, key).add(row)
+    return perform
+
+
 def append(key, rows, axis=0):
     def perform(d):
         if isinstance(d, dict):
@@ -101,7 +132,8 @@ def extend(key, rows, fail=False):
             with contextlib.suppress(Failure), d.extend(key, len(rows)) as new:
                 # By a write, which the recorders see, and not through the map, which they do not.
                 file = d._file
-                file.write(new.offset, [rows])
+                if rows.size:
+                    file.write(new.offset, [rows])
                 if fail:
                     raise Failure
         elif not fail:
@@ -215,6 +247,7 @@ SINGLE = {
 ROWS = np.arange(6, dtype="<i4").reshape(3, 2)
 GROWN = {"a": 1, "g": Grow(ROWS, capacity=8)}
 ROOMY = {"a": 1, "g": Grow(ROWS, capacity=60)}
+LOGGED = {"a": 1, "log": Logged(x=[1, 2], y=[0.5, 1.5]), "z": 2}
 GROWING = {
     "create growable": (PLAIN, lambda d: put(d, "g", ROWS[:0]) if isinstance(d, dict)
                         else d.create_growable("g", 2, "<i4", capacity=9), None),
@@ -245,6 +278,13 @@ GROWING = {
     "delete a growable array": (GROWN, delete("g"), None),
     "delete a trimmed array": ({"g": Grow(ROWS, capacity=60, trimmed=True), "z": 2}, delete("g"), None),
     "batch beside a growable array": (GROWN, together(assign("x", 1), delete("a")), None),
+    "log a row": (LOGGED, log("log", {"x": 3, "y": 2.5}, x=[1, 2, 3], y=[0.5, 1.5, 2.5]), None),
+    "log a first row": (PLAIN, log("log", {"x": 3, "y": 2.5}, x=[3], y=[2.5]), [
+        log("log", {}, x=np.zeros(0, int), y=np.zeros(0)), log("log", {}, x=[3], y=[2.5])]),
+    # Its room is big: it takes long to pause loads everywhere.
+    "log a new column, big": (LOGGED, log("log", {"x": 3, "z": 7.0}), [
+        log("log", {}, x=[1, 2], y=[0.5, 1.5], z=[np.nan] * 2),
+        log("log", {}, x=[1, 2, 3], y=[0.5, 1.5, np.nan], z=[np.nan, np.nan, 7])]),
     "big append to a full array": ({"g": Grow(np.arange(20000.).reshape(-1, 2), capacity=10000)},
                                    append("g", np.ones((3, 2))), None),
     "big first rows": (PLAIN, append("g", np.arange(30000.)),
@@ -308,7 +348,22 @@ def take_last():
     return popitem
 
 
-def random_change(rng, batches=True, fail=True, removals=True):
+def random_growth(rng):
+    """Return a random operation on a growable array, which is one step."""
+    key, n, number = rng.choice(["g", "h"]), rng.choice([0, 1, 2, 30, 600]), rng.randrange(100)
+    rows = np.full((n, 2), number, "<i4")
+
+    def grow(d):
+        if key not in d:
+            return append(key, rows)(d)
+        return {"append": append(key, rows), "extend": extend(key, rows), "fail": extend(key, rows, fail=True),
+                "resize": resize(key, n), "trim": lambda d: None if isinstance(d, dict) else d.trim(key)}[kind](d)
+
+    kind = rng.choices(["append", "extend", "fail", "resize", "trim"], [6, 3, 1, 3, 2])[0]
+    return grow
+
+
+def random_change(rng, batches=True, fail=True, removals=True, grow=False):
     """Return a random operation that is one step.
 
     Parameters
@@ -320,7 +375,11 @@ def random_change(rng, batches=True, fail=True, removals=True):
         Whether a batch may fail.
     removals : bool
         Whether it may be a deletion, but for those inside a batch.
+    grow : bool
+        Whether it is one of a growable array.
     """
+    if grow:
+        return random_growth(rng)
     kinds = {"put": 8, "pop": 4 * removals, "create": 2, "popitem": removals, "clear": 1, "setdefault": 1,
              "batch": 6 * batches}
     kind = rng.choices(list(kinds), list(kinds.values()))[0]
@@ -352,7 +411,8 @@ def content(mapping):
 def quick(mapping):
     """As `content`, and ten times faster: for values that are known to be of few kinds.
 
-    What stands for an array, or a bytes object, is a tuple: kind, dtype, shape, bytes, and a mask's bytes or None.
+    What stands for an array, or a bytes object, is a tuple: kind, dtype, shape, bytes, and a mask's bytes or None; for
+    a table kind, names, number of rows, and the columns.
     """
     found = {}
     for key, value in mapping.items():
@@ -360,6 +420,8 @@ def quick(mapping):
             mask = np.ma.getmaskarray(value).tobytes() if isinstance(value, np.ma.MaskedArray) else None
             kind = "MaskedArray" if mask is not None else "ndarray"
             found[key] = (kind, value.dtype.str, value.shape, np.ma.getdata(value).tobytes("A"), mask)
+        elif type(value) is dict and any(isinstance(column, np.ndarray) for column in value.values()):
+            found[key] = ("table", tuple(value), len(next(iter(value.values()))), tuple(quick(value).items()))
         elif isinstance(value, bytes):
             found[key] = ("bytes", None, len(value), value, None)
         else:

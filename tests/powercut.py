@@ -10,7 +10,8 @@ is on the disk. Of everything since, nothing is sure:
 - Each piece of a file has a content that it had at some moment between the barrier and the cut: its own moment,
   whatever that of the others is. Pieces are pages (a page cache writes pages), sectors of 512 bytes (a disk writes
   sectors), cells of 8 bytes or single bytes (a sector is torn, or was changed while it was being sent). So everything
-  is kept, dropped, torn and reordered, but no piece goes back behind the barrier.
+  is kept, dropped, torn and reordered, but no piece goes back behind the barrier. Only the cells that say how many rows
+  there are, and how long, are always whole, as docs/format.md assumes.
 - The file's size is that of some moment, and not that of its content.
 - Sectors that got their place on the disk since the barrier may hold anything: what somebody else left there.
 - A name leads to what it led to at some moment since the folder's barrier, or to nothing if there was such a moment.
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from mmapdict import store
 
 # What is imported only later would keep what stands in for `os` and `boot_id` at that moment.
-for _name in ("birth", "repair", "verify", "writer"):
+for _name in ("birth", "growables", "repair", "verify", "writer"):
     importlib.import_module("mmapdict." + _name)
 
 SECTOR = 512
@@ -49,6 +50,8 @@ class Event(NamedTuple):
         number of a file, or None. ``"folder"``: the names in the folder `data` are on the disk.
     file : int
         The file's number.
+    whole : bool
+        Whether it is a write of a cell that reaches the disk whole or not at all.
     """
 
     kind: str
@@ -56,6 +59,7 @@ class Event(NamedTuple):
     offset: int = 0
     data: object = b""
     end: int = 0
+    whole: bool = False
 
     def __repr__(self):
         data = self.data if len(self.data) <= 16 else "%d bytes" % len(self.data)
@@ -225,7 +229,8 @@ class Machine:
                 if hasattr(module, "boot_id"):
                     monkeypatch.setattr(module, "boot_id", lambda: self._boot)
         monkeypatch.setattr(store, "AHEAD_LEAST", 4096)
-        store_byte, cell_store = store.File.store_byte, store.File.cell_store
+        store_byte, cell_store, punch = store.File.store_byte, store.File.cell_store, store.File.punch
+        store_rows = store.File.store_rows
 
         def byte(file, offset, value):
             store_byte(file, offset, value)
@@ -237,10 +242,23 @@ class Machine:
             def cell(number, value):
                 store_cell(number, value)
                 self._in_map(file, start + 8 * number, value.to_bytes(8, "little"))
+                if len(cells) == 1 and self.disk is not None:
+                    self.disk.events[-1] = self.disk.events[-1]._replace(whole=True)
 
             return cell
 
+        def punching(file, start, end):
+            punch(file, start, end)
+            if self.disk is not None:
+                self.disk.look(self.disk.met(file.fd))
+
+        def stored_rows(file, view, start, offset, rows):
+            store_rows(file, view, start, offset, rows)
+            self._in_map(file, offset, bytes(rows))
+
+        monkeypatch.setattr(store.File, "store_rows", stored_rows)
         monkeypatch.setattr(store.File, "store_byte", byte)
+        monkeypatch.setattr(store.File, "punch", punching)
         monkeypatch.setattr(store.File, "cell_store", noting)
         self.start_anew()
 
@@ -415,18 +433,25 @@ class _File:
         return sizes
 
     def versions(self, grain):
-        """Return the whole file at its barrier, as long as it ever was, and of each piece that changed its contents."""
+        """Return the whole file at its barrier, as long as it ever was, and of each piece that changed its contents.
+
+        A piece is named by where it starts.
+        """
         now, found = bytearray(self.content), {}
         longest = -(-max(self.sizes()) // grain) * grain
         start = bytes(self.content).ljust(longest, b"\0")
+        whole = {event.offset for event in self.effects if event.whole}
         for event in self.effects:
             low, high = apply(now, event)
-            for piece in range(low // grain, -(-high // grain)):
-                data = bytes(now[piece * grain:(piece + 1) * grain]).ljust(grain, b"\0")
-                known = found.setdefault(piece, [start[piece * grain:(piece + 1) * grain]])
+            for at in range(low // grain * grain, high, grain):
+                end = at + grain
+                if at // 8 * 8 in whole and grain < 8:
+                    at, end = at // 8 * 8, at // 8 * 8 + 8
+                data = bytes(now[at:end]).ljust(end - at, b"\0")
+                known = found.setdefault(at, [start[at:end].ljust(end - at, b"\0")])
                 if data != known[-1]:
                     known.append(data)
-        return start, {piece: data for piece, data in found.items() if len(data) > 1}
+        return start, {at: data for at, data in found.items() if len(data) > 1}
 
     def loose(self):
         """Return the sectors that got their place since the barrier, by being written to."""
@@ -522,10 +547,10 @@ class Platter:
             known = self._cache[number, grain] = (*file.versions(grain), file.sizes(), file.loose())
         start, versions, sizes, loose = known
         content = bytearray(start)
-        for piece, contents in versions.items():
-            at = piece * grain
-            place = Place("data", number, at, at + grain, grain == SECTOR and piece in loose)
-            content[at:at + grain] = choose(place, contents)
+        for at, contents in versions.items():
+            end = at + len(contents[0])
+            place = Place("data", number, at, end, grain == SECTOR and at // SECTOR in loose)
+            content[at:end] = choose(place, contents)
         del content[choose(Place("size", number), sizes):]
         return bytes(content)
 

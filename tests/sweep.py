@@ -21,12 +21,13 @@ import numpy as np
 import mmapdict
 from children import fork, wait_until
 from judge import plain
-from mmapdict import birth, store
+from mmapdict import birth, growables, store
 from mmapdict.format import COMMIT_OFFSET, MARK
 
 BEGUN, DONE, VERIFIED = range(3)    # cells of the memory that a writer shares with its killer
 GONE = object()
 KEYS = [*(f"k{i}" for i in range(24)), *range(8), ("scan", 1), ("scan", (2, None)), b"bytes", 0.5, "", None]
+GROWING = [f"rows {i}" for i in range(4)]
 PAIR = "left", "right"              # always replaced together, by the same value
 LARGE = 4 << 20                     # bytes; a file of this size is made small again
 LIFE_S = 0.02                       # longest time between two looks at a writer, in seconds
@@ -41,6 +42,17 @@ class Hole(NamedTuple):
     def fits(self, found):
         return (isinstance(found, np.ndarray) and found.shape == (self.n % 3000,)
                 and bool(((found == self.n) | (not self.whole and found == 0)).all()))
+
+
+class Rows(NamedTuple):
+    """What is known of an array that grows: all elements of a row are its number."""
+
+    width: int
+    numbers: tuple
+
+    def fits(self, found):
+        return (isinstance(found, np.ndarray) and found.shape == (len(self.numbers), self.width)
+                and bool((found == np.array(self.numbers, "i8").reshape(-1, 1)).all()))
 
 
 def make(n):
@@ -76,7 +88,7 @@ def equal(found, expected):
 
 def value_fits(found, expected):
     """Whether a value that was found may stand for what is known of it."""
-    return expected.fits(found) if isinstance(expected, Hole) else equal(found, make(expected))
+    return expected.fits(found) if isinstance(expected, (Hole, Rows)) else equal(found, make(expected))
 
 
 def differences(found, state):
@@ -177,6 +189,62 @@ def fill_the_rest(rng, state):
     return Operation([[(key, Hole(n, True))]], do)
 
 
+def grow(rng, state, times=1):
+    """Change an array's number of rows, or several one after the other in an exclusive block."""
+    steps, actions = [], []
+    for _ in range(times):
+        key = rng.choice(GROWING)
+        known = state.get(key)
+        kind = rng.choices(["append", "extend", "cancel", "resize", "trim", "delete"], [10, 4, 2, 4, 3, 0.5])[0]
+        if not isinstance(known, Rows):
+            known = Rows(rng.choice([0, 1, 5, 60]), ())
+            steps.append([(key, GONE)])
+            kind = rng.choice(["create", "first rows"])
+        now, numbers = known.numbers, tuple([_number(rng)] * rng.choice([0, 1, 1, 2, 3, 50]))
+        capacity, n = rng.choice([0, 1, 100]), max(0, len(now) + rng.choice([-30, -2, -1, 0, 1, 30]))
+        if kind == "create":
+            after = Rows(known.width, ())
+        elif kind in ("append", "extend", "first rows"):
+            after = Rows(known.width, now + numbers)
+        elif kind == "resize":
+            after = Rows(known.width, now[:n] + (0,) * (n - len(now)))
+        else:
+            after = GONE if kind == "delete" else known
+        if after is not known:
+            steps.append([(key, after)])
+        state = changed(state, [(key, after)])
+        rows = np.empty((len(numbers), known.width), "i8")
+        rows[...] = np.reshape(numbers, (-1, 1))
+        actions.append((kind, key, rows, capacity, n))
+    return Operation(steps, lambda d: _grow(d, actions))
+
+
+def _grow(d, actions):
+    with d.exclusive() if len(actions) > 1 else contextlib.nullcontext():
+        for kind, key, rows, capacity, n in actions:
+            if kind in ("create", "first rows"):
+                d.pop(key, None)
+            if kind == "create":
+                d.create_growable(key, rows.shape[1:], "i8", capacity=capacity)
+            elif kind in ("append", "first rows"):
+                d.append(key, rows)
+            elif kind in ("extend", "cancel"):
+                with contextlib.suppress(Broken), d.extend(key, len(rows)) as new:
+                    new[...] = rows
+                    if kind == "cancel":
+                        raise Broken
+            elif kind == "resize":
+                d.resize(key, n)
+            elif kind == "trim":
+                d.trim(key)
+            else:
+                del d[key]
+
+
+def grow_exclusively(rng, state):
+    return grow(rng, state, rng.randrange(2, 8))
+
+
 def batch(rng, state):
     n = GONE if rng.random() < 0.2 else _number(rng)
     changes = [(key, n) for key in PAIR]
@@ -225,7 +293,7 @@ def start_anew(rng, state):
 
 
 WEIGHTS = {store_one: 40, delete: 12, update: 6, set_default: 4, create_and_fill: 8, fill_the_rest: 3, clear: 0.3,
-           batch: 20, sync: 0.5, seal: 0.3, vacuum: 0.5, open_anew: 1, start_anew: 0.1}
+           batch: 20, grow: 40, grow_exclusively: 6, sync: 0.5, seal: 0.3, vacuum: 0.5, open_anew: 1, start_anew: 0.1}
 
 
 def operations(seed, state, large):
@@ -334,8 +402,20 @@ def make_batches_one_by_one():
     mmapdict.MmapDict.batch = contextlib.nullcontext
 
 
+def count_early():
+    """Wrong: rows count before they are written (I18)."""
+    def append(index, key, rows, n, *known):
+        growing = growables.reserve(index, key, n)
+        at = growing.info.start + growing.info.count * growing.info.row_nbytes
+        growables.publish(index, growing, growing.info.count + n)
+        pause()
+        index.file.write(at, growables.bytes_of(rows))
+
+    growables.append = append
+
+
 # What a sweep must find to be wrong.
-MISTAKES = {f.__name__: f for f in (publish_early, publish_late, make_batches_one_by_one)}
+MISTAKES = {f.__name__: f for f in (publish_early, publish_late, make_batches_one_by_one, count_early)}
 
 
 class Sweep:

@@ -63,16 +63,34 @@ def test_timelapse_goes_on_after_a_death_between_frame_and_time(tmp_path):
     assert len(plain(tmp_path / "timelapse.mmapdict")["times"]) == 5
 
 
+def test_timelapse_goes_on_after_a_death_between_its_two_arrays(tmp_path):
+    example = load("timelapse")
+    with mmapdict.open(tmp_path / "timelapse.mmapdict") as d:
+        d.create_growable("frames", (4, 6), "u2")
+    assert example.main(tmp_path, frames=2, shape=(4, 6)) == 2
+    assert len(plain(tmp_path / "timelapse.mmapdict")["times"]) == 2
+
+
+def test_the_camera_of_the_timelapse_goes_on(tmp_path):
+    example = load("timelapse")
+    for _ in range(2):
+        example.main(tmp_path, frames=100, shape=(4, 6))
+    means = plain(tmp_path / "timelapse.mmapdict")["frames"].mean(axis=(1, 2))
+    assert means[:50].max() < 150 < means[150:].min()
+
+
 def test_training_log(tmp_path, capsys):
     (tmp_path / "results.csv").write_text(CSV, encoding="utf-8")
     found = load("training_log").main(tmp_path, tmp_path / "results.csv", epochs=6)
     assert found == (2, ["epoch", "train/box_loss", "metrics/mAP_0.5", "note"])
-    log = plain(tmp_path / "rate0.2.mmapdict")["log"]
-    assert np.isclose(np.nanmin(log["loss"]), 0.8 ** 6) and len(log["loss"]) == 8
-    assert log["note"].tolist()[-1] == "done"
+    run = plain(tmp_path / "rate0.2.mmapdict")
+    log = run["log"]
+    assert np.isclose(log["loss"].min(), 0.8 ** 6) and log["epoch"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.flatnonzero(~np.isnan(log["accuracy"])).tolist() == [4] and run["note"] == "done"
     imported = plain(tmp_path / "imported.mmapdict")["log"]
     assert imported["train/box_loss"].tolist() == [0.105, 0.093] and np.isnan(imported["metrics/mAP_0.5"][1])
-    assert "least loss 0.2621" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "least loss 0.2621" in shown and "2 rows of epoch, train/box_loss" in shown and "None" not in shown
     if importlib.util.find_spec("matplotlib"):
         assert (tmp_path / "loss.png").stat().st_size > 0
 
@@ -92,4 +110,5 @@ def test_gradient_store(tmp_path, capsys):
     assert example.main(tmp_path, samples=12, inputs=3, width=2) == 12         # those that are missing
     store = plain(tmp_path / "gradients.mmapdict")["samples"]
     assert store["values"]["fc1"]["weight"].shape == (12, 3, 2) and len(store["ids"]) == 12
-    assert "of 12 samples pull the other way" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "of 12 samples pull the other way" in shown and "largest gradients: image 0" in shown

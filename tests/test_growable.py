@@ -18,6 +18,8 @@ import mmapdict
 from children import fork, in_fork, join
 from judge import plain
 from mmapdict import BusyError, ClosedError, ReadOnlyError, store
+from mmapdict.arrays import Column
+from mmapdict.repair import repair
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -961,6 +963,37 @@ def test_who_waits_is_told_of_rows_stored_in_a_block(path, d):
             d.append("a", [2])
         assert reader.wait(10) and reader["a"].tolist() == [0, 1, 2]
         assert not reader.wait(0)
+
+
+# -- tables without rows ----------------------------------------------------------------------------------------------
+
+def damage_and_repair(d):
+    d["other"] = 1
+    d.close()
+    with open(d.path, "r+b") as file:
+        file.seek(file.read().index(b"other"))
+        file.write(b"?")
+    repair(d.path, replace=True)
+
+
+@pytest.mark.leaves_damaged_file
+@pytest.mark.parametrize("act, never", [
+    (lambda d: d.vacuum(), False), (lambda d: d.vacuum(), True), (lambda d: d.trim("log"), True),
+    (damage_and_repair, False), (damage_and_repair, True)],
+    ids=["vacuum, rows gone", "vacuum", "trim", "repair, rows gone", "repair"])
+def test_a_table_without_rows_has_room_enough_for_numpy_to_make_its_columns(path, act, never):
+    with mmapdict.open(path, "x") as d:
+        log = mmapdict.Log(d)
+        if never:
+            log._create({name: Column((), 0, np.dtype("f8"), 0) for name in "xyz"})
+        else:
+            log.add(x=1.0, y=2.5, z=0.0)
+            d.resize("log", 0)
+        act(d)
+    assert {name: column.shape for name, column in plain(path)["log"].items()} == dict.fromkeys("xyz", (0,))
+    with mmapdict.Log(path) as log:
+        log.add(x=1.0, y=2.5, z=0.0)
+    assert plain(path)["log"]["z"].tolist() == [0]
 
 
 # -- random sequences -------------------------------------------------------------------------------------------------

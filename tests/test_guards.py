@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mmapdict
+from budget import slow_examples
 from mmapdict import format as fmt
 from mmapdict import store, table
 
@@ -165,3 +166,83 @@ def test_slots_that_are_looked_at():
         places = np.flatnonzero(slots)
         away = (places - (slots[places] >> np.uint64(64 - 13)).astype(int)) % n
         assert away.mean() < 4 and away.max() < 80
+
+
+# -- arrays that grow -------------------------------------------------------------------------------------------------
+
+
+class Moved:
+    """Counts system calls, and the bytes that are written or copied by them, without keeping a list of them."""
+
+    def __init__(self, monkeypatch):
+        self.calls = {}
+        self.nbytes = 0
+        for name in ("pwrite", "pwritev", "pread", "copy_file_range", "open", "stat", "fstat", "ftruncate",
+                     "posix_fallocate", "fdatasync"):
+            self.watch(monkeypatch, os, name)
+        self.watch(monkeypatch, store, "_flock")
+        self.watch(monkeypatch, store.mmap, "mmap")
+
+    def watch(self, monkeypatch, where, name):
+        real = getattr(where, name)
+
+        def call(*arguments, **options):
+            self.calls[name] = self.calls.get(name, 0) + 1
+            result = real(*arguments, **options)
+            if name in ("pwrite", "pwritev", "copy_file_range"):
+                self.nbytes += result
+            return result
+
+        monkeypatch.setattr(where, name, call)
+
+
+@linux
+@pytest.mark.parametrize("n", [20_000, pytest.param(slow_examples(10**7), marks=pytest.mark.slow)])
+def test_what_many_appends_cost(tmp_path, monkeypatch, n):
+    """Rows are written once, and copied as often as doubling copies them; a block takes the lock once."""
+    path, block = tmp_path / "file", 1000
+    row = np.zeros((1, 2), "i8")
+    with mmapdict.open(path, "x") as d:
+        d.append("rows", row)
+        moves, blocks, place = 0, 0, None
+        with monkeypatch.context() as patch:
+            counts = Moved(patch)
+            for start in range(1, n, block):
+                blocks += 1
+                with d.exclusive():
+                    for i in range(start, min(start + block, n)):
+                        row[0] = i, -i
+                        d.append("rows", row)
+                moves += d.entry("rows").record != place
+                place = d.entry("rows").record
+            calls = counts.calls
+        assert 2 < moves < 30
+        writes = calls.get("pwrite", 0) + calls.get("pwritev", 0)
+        others = sum(calls.values()) - writes - calls["_flock"]
+        assert writes <= n + 20 * moves and others < 60 * moves and calls["_flock"] <= blocks + 5
+        # What doubling copies is less than what there is in the end; a new place is written as zeros while it is small.
+        assert counts.nbytes < 3 * n * row.nbytes + 20 * moves * (1 << 16)
+        rows = d["rows"]
+        assert rows.shape == (n, 2) and (rows[:, 0] == np.arange(n)).all() and (rows[:, 1] == -rows[:, 0]).all()
+        assert d.info()["size"] < 8 * n * row.nbytes + (1 << 23)
+    path.unlink()           # it is too large for the checks of files that are left
+
+
+@linux
+def test_what_an_append_costs_however_long_the_array_is(tmp_path, monkeypatch):
+    counted = []
+    for n in (100, 100_000):
+        with mmapdict.open(tmp_path / f"file {n}", "x") as d:
+            d.create_growable("rows", 2, "i8", capacity=n + 1000)
+            d.append("rows", np.ones((n, 2), "i8"))
+            d.append("rows", [1, 2])
+            with monkeypatch.context() as patch:
+                counts = Moved(patch)
+                for _ in range(50):
+                    d.append("rows", [1, 2])
+                    d["rows"]
+                d.resize("rows", n)
+                counted.append((counts.calls, counts.nbytes))
+    assert counted[0] == counted[1]
+    calls, nbytes = counted[0]
+    assert nbytes <= 50 * 16 + 8 * 51 * 3 and sum(calls.values()) <= 51 * 5

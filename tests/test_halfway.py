@@ -290,6 +290,52 @@ def test_loads_that_run_during_many_operations(seed, tmp_path, recorder):
         assert check_several(recorder, tmp_path / "file", rng, rng.randrange(2, 30), 200)
 
 
+def check_lengths(recorder, path, rng, count, loads):
+    """Let loads run while arrays get rows, lose some, move and give room back; return how many values they saw.
+
+    Each array is as it was at some moment; that of another one may be later.
+    """
+    model = prepare(path, {"a": ARRAY, "b": [SHARED, SHARED]})
+    with mmapdict.open(path, "r+", durable=rng.random() < 0.2) as d:
+        for _ in range(2):
+            random_change(rng, grow=True)(d)
+        model = dict(pickle.loads(path.read_bytes()))
+        states, before = [quick(model)], path.read_bytes()
+        recorder.take()
+        for _ in range(count):
+            operation = random_change(rng, grow=rng.random() < 0.8, removals=False)
+            operation(d)
+            operation(model)
+            states.append(quick(model))
+            if rng.random() < 0.1:
+                d.sync()
+        stores = recorder.take()
+    files = list(faults.after_each(before, stores))
+    # A cell is read in one piece.
+    inside = {s.offset + i for s in stores if s.kind == "cell" and s.offset >= 256 for i in range(1, 8)}
+    seen = set()
+    for _ in range(loads):
+        found = quick(load(pieced(files, rng, inside=inside), load_c))
+        for key in {*found, *states[0], *states[-1]}:
+            if found.get(key) not in [state.get(key) for state in states]:
+                raise Objection("%r is %r during %r" % (key, found.get(key), [state.get(key) for state in states]))
+        seen.update(repr(found.get(key)) for key in "gh")
+    return len(seen)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_load_that_runs_while_arrays_change_their_lengths_sees_rows_that_were_there(seed, tmp_path, recorder):
+    assert check_lengths(recorder, tmp_path / "file", random.Random(seed), 12, 100) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1010))
+def test_loads_that_run_while_arrays_change_their_lengths_many_times(seed, tmp_path, recorder):
+    rng = random.Random(seed)
+    for _ in range(slow_examples(30)):
+        assert check_lengths(recorder, tmp_path / "file", rng, rng.randrange(10, 40), 200) > 2
+
+
 # -- that these tests can fail ------------------------------------------------------------------------------------
 
 

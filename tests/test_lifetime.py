@@ -23,6 +23,9 @@ def filled(path):
         d["m"] = np.ma.array(np.arange(50), mask=np.arange(50) % 2)
         d["r"] = np.zeros(10, [("x", "i4"), ("y", "f8", 2)])
         d["v"] = [1, 2]
+        d.create_growable("g", (3, 2), "f4", axis=1, capacity=40)
+        d.append("g", np.arange(60.0).reshape(3, 10, 2))
+        mmapdict.Log(d, "t").extend({"x": i, "y": [i / 2, i]} for i in range(20))
     return path
 
 
@@ -47,6 +50,11 @@ def test_close_gives_everything_back(filled, mode):
             d["b"], d["c"] = np.arange(5), "text"
             d.create("h", 100)
             del d["h"]
+            d.append("n", [1, 2])
+            d.trim("n")
+            with d.extend("n", 3) as rows, d.exclusive():
+                rows[0] = 5
+            del rows
         list(d.items()), len(d), repr(d), d.wait(0), list(d.watch(0)), d.info(), d.flush(), d.sync()
         assert descriptors() > before and maps(filled) > 0
         d.close()
@@ -77,7 +85,8 @@ def test_no_array_is_part_of_a_cycle(filled):
     gc.disable()
     try:
         with mmapdict.open(filled, "a") as d:
-            arrays = [d[key] for key in "afmr"] + [d["a"][::2], d["f"].T, d["m"].mask, d["r"]["y"], d.create("h", 5)]
+            arrays = [d[key] for key in "afmrg"] + [d["a"][::2], d["f"].T, d["m"].mask, d["r"]["y"], d.create("h", 5)]
+            arrays += [*d["t"].values(), d["g"][:, 2]]
             gone = [weakref.ref(array) for array in arrays]
             roots = [weakref.ref(window.root) for window in d._file.windows]
             del arrays
@@ -128,7 +137,7 @@ def arrays_of(d):
     """Arrays and views of every kind, and what must be in them."""
     views = [d["a"], d["a"][10:20], d["a"][::-7], d["a"].reshape(10, 100)[3], d["a"].view("u1"), d["f"],
              d["f"].T[2:4], d["m"], d["m"].mask, d["m"].data, d["m"][3:9], d["r"], d["r"]["y"], d["r"]["y"][:, 1],
-             np.asarray(d["a"])[5:]]
+             np.asarray(d["a"])[5:], d["g"], d["g"][1, 3:], d["t"]["y"], d["t"]["x"][::3]]
     return [(view, view.copy() if type(view) is np.ma.MaskedArray else np.array(view)) for view in views]
 
 
@@ -149,8 +158,18 @@ ENDS = {
     "change by another process": lambda d, path: in_fork(change_all, path),
     "all handles gone": lambda d, path: (d.close(), gc.collect()),
     "growth": lambda d, path: [d.update({("more", i): np.zeros(40_000)}) for i in range(30)],
+    "growth of rows": lambda d, path: add_rows(d, 5),
+    "growth of rows, to another place": lambda d, path: add_rows(d, 5000),
+    "fewer rows, and then others": lambda d, path: (d.resize("g", 0), d.resize("t", 3), add_rows(d, 30)),
+    "room given back": lambda d, path: (d.trim("g"), d.trim("t")),
+    "other columns": lambda d, path: mmapdict.Log(d, "t").add(x=0.5, z="new"),
     "many holes": lambda d, path: [d.create(("hole", i), 20_000) for i in range(30)],
 }
+
+
+def add_rows(d, n):
+    d.append("g", np.full((3, n, 2), 7, "f4"))
+    mmapdict.Log(d, "t").extend([{"x": 7, "y": [7, 7]}] * n)
 
 
 def fill_anew(path):

@@ -330,6 +330,97 @@ def test_a_durable_operation_with_any_amount_of_room(name, disk):
     in_fork(lambda: try_with_any_room(disk, name, durable=True))
 
 
+TABLE = np.arange(6000).reshape(-1, 2)
+MORE = -np.arange(40_000).reshape(-1, 2)
+
+
+def append_in_exclusive(d):
+    """Small rows, which may be stored through the map."""
+    with d.exclusive():
+        for row in MORE[:500]:
+            d.append("rows", row)
+
+
+def extend(d):
+    with d.extend("rows", 500) as rows:
+        rows[...] = MORE[:500]
+
+
+def extend_far(d):
+    with d.extend("rows", len(MORE)) as rows:
+        rows[...] = MORE
+
+
+# What is done to an array of 3000 rows that has room for 4000, what there is then, and whether that takes a place.
+GROWTH = {
+    "append": (lambda d: d.append("rows", MORE[:500]), [*TABLE, *MORE[:500]], False),
+    "append in exclusive": (append_in_exclusive, [*TABLE, *MORE[:500]], False),
+    "append far": (lambda d: d.append("rows", MORE), [*TABLE, *MORE], True),
+    "extend": (extend, [*TABLE, *MORE[:500]], False),
+    "extend far": (extend_far, [*TABLE, *MORE], True),
+    "longer": (lambda d: d.resize("rows", 23_000), [*TABLE, *np.zeros((20_000, 2), int)], True),
+    "fewer": (lambda d: d.resize("rows", 10), TABLE[:10], False),
+    "trim": (lambda d: d.trim("rows"), TABLE, False),
+}
+
+
+def grow_with_any_room(disk, name):
+    """Change the number of rows with more and more room until it happens; return how often it was refused."""
+    operation, after, _ = GROWTH[name]
+    after, refused, happened = np.array(after), 0, False
+    for room in rooms(disk):
+        with prepare(disk.path) as d:
+            d.create_growable("rows", 2, "i8", capacity=4000)
+            d.append("rows", TABLE)
+            held = d["rows"]
+            disk.leave(room)
+            try:
+                operation(d)
+                happened = True
+            except OSError as exc:
+                assert exc.errno == errno.ENOSPC, exc
+                happened = False
+                refused += 1
+            found = plain(disk.path)["rows"]
+            assert (found == d["rows"]).all()
+            if happened:
+                assert np.array_equal(found, after)
+            elif name == "append in exclusive":         # row by row: some may be there
+                assert len(TABLE) <= len(found) < len(after) and (found == after[:len(found)]).all()
+            else:
+                # Where the last store, which only tells of the change, needs a block too, it may have happened.
+                assert np.array_equal(found, TABLE) or disk.cow and np.array_equal(found, after)
+            if not disk.cow:
+                touch_all(d)
+            assert np.array_equal(held, TABLE)
+            disk.relieve()
+            if not happened:
+                d.resize("rows", len(TABLE))
+                operation(d)                # there is room again
+            d["more"] = 1
+            assert np.array_equal(plain(disk.path)["rows"], after) and np.array_equal(d["rows"], after)
+            assert content({key: d[key] for key in OLD}) == content(OLD)
+            assert d.verify().ok
+            del held
+    assert happened
+    return refused
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("extend far", "longer", "fewer") else name
+    for name in GROWTH])
+def test_with_any_amount_of_room_rows_are_added_or_refused(name, disk):
+    if disk.cow and name.startswith("extend"):
+        pytest.skip("every store may need a new block there")
+
+    def child():
+        refused = grow_with_any_room(disk, name)
+        if not disk.cow:
+            assert bool(refused) == GROWTH[name][2]
+
+    in_fork(child)
+
+
 def test_a_disk_filled_by_small_items_to_its_very_end(disk):
     """Whatever is refused, the state is whole; arrays that were handed out can be set, and keys deleted."""
     def child():

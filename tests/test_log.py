@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import os
+import pickle
+import re
 import threading
 
 import numpy as np
@@ -200,6 +202,196 @@ def test_zero_characters(log, value):
         assert log["x"].tolist() == [value]
 
 
+BIG = 2**53 + 1
+
+
+@pytest.mark.parametrize("first, row", [
+    ({"id": BIG}, {"loss": .5}), ({"id": -BIG}, {"id": .5}), ({"id": np.uint64(2**63 + 1)}, {"x": 1}),
+    ({"id": np.uint64(2**64 - 1)}, {"id": -1}), ({"id": .5}, {"id": np.int64(BIG)}), ({"id": .5}, {"id": BIG}),
+    ({"id": .5}, {"id": 2**63 - 1})], ids=repr)
+def test_ints_that_would_be_rounded_are_refused(log, first, row):
+    log.add(first)
+    before = log["id"].dtype
+    for rows in [row], [first, row], [{"note": "a"}, row]:
+        with unchanged(log), pytest.raises(TypeError, match="'id'"):
+            log.extend(rows)
+    assert log["id"].dtype == before and log.columns == ["id"] and log["id"].tolist() == [first["id"]]
+    log.add({"id": first["id"], "loss": .5})
+    assert log["id"].tolist() == [first["id"]] * 2
+
+
+@pytest.mark.parametrize("first, value, dtype", [
+    (np.float32(1), 1e300, "f8"), (np.float16(1), 70000., "f8"), (np.float16(1), np.float32(1e30), "f4"),
+    (np.float32(1), 2**24 + 1, "f8"), (np.float32(1), 2**24, "f4"), (np.float32(1), .1, "f4"),
+    (np.float32(1), math.inf, "f4"), (np.float16(1), 2049, "f8"), (np.int8(1), 127, "i1"), (np.int8(1), 128, "i8"),
+    (np.uint8(1), -1, "i8"), (np.int16(1), np.int32(5), "i2"), (np.int16(1), np.int32(70000), "i4"), (1, True, "i8"),
+    (1., True, "f8"), (1., 1j, "c16"), (1j, 2, "c16"), (1j, .5, "c16"), (np.complex64(1), 1e300, "c16")], ids=repr)
+def test_a_column_becomes_wide_enough(log, first, value, dtype):
+    log.add(x=first)
+    log.add(x=value)
+    assert log["x"].dtype == dtype and log["x"][0] == first
+    assert log["x"][1] == value or log["x"].dtype == "f4" and log["x"][1] == np.float32(value)
+
+
+def test_what_is_missing(log):
+    pandas = pytest.importorskip("pandas")
+    log.add(x=1., t="a", d=datetime.datetime(2020, 1, 1), s=b"a", v=[1, 2])
+    for missing in None, pandas.NaT, pandas.NA, np.datetime64("NaT"), np.timedelta64("NaT"):
+        log.add(x=missing, t=missing, d=missing, s=missing, v=missing, never=missing)
+    log.add(x=math.nan, t=math.nan, d=math.nan, s=math.nan)
+    log.add(x=2., t="b", d=datetime.datetime(2020, 1, 2), s=b"b", v=[3, 4])
+    assert log.columns == ["x", "t", "d", "s", "v"]
+    for name, lacks in ("x", math.nan), ("t", ""), ("s", b""):
+        assert repr(log[name].tolist()[1:-1]) == repr([lacks] * 6)
+    assert np.isnat(log["d"][1:-1]).all() and np.isnan(log["v"][1:-1]).all()
+    for missing in None, math.nan, pandas.NaT:
+        for name in "xtdv":
+            assert len(log.where({name: missing})["x"]) == 6, name
+    assert len(log.where(t="a")["x"]) == len(log.where({"t": "b"}, x=2)["x"]) == 1
+    log.extend(pandas.DataFrame({"x": [3., math.nan], "t": ["c", math.nan],
+                                 "d": [pandas.Timestamp(2020, 1, 3), pandas.NaT]}))
+    assert log["t"].tolist()[-2:] == ["c", ""]
+    assert log["d"][-2] == np.datetime64("2020-01-03") and np.isnat(log["d"][-1])
+
+
+def test_rows_in_other_forms(log):
+    log.extend({"a": [1, 2], "b": ["x", "y"]})
+    log.extend({"a": np.arange(2), "b": np.array(["z", "w"])})
+    log.extend({"a": [], "b": []})
+    assert log["a"].tolist() == [1, 2, 0, 1] and log["b"].tolist() == ["x", "y", "z", "w"]
+    for rows, error in (({"a": [1], "b": []}, ValueError), ({"a": 1}, ValueError), ({"a": "text"}, ValueError),
+                        ({"a": {"b": 1}}, ValueError), ([1], TypeError), (["a"], TypeError),
+                        ([{"a": 1}, None], TypeError)):
+        with unchanged(log), pytest.raises(error):
+            log.extend(rows)
+    assert list(log.rows(1)) == [{"a": 2, "b": "y"}] == list(log.rows(np.int64(-3)))
+
+
+def test_conditions(log):
+    log.extend({"a": range(5), "b": [0, 0, 1, 1, 1]})
+    for condition in (lambda c: c["b"] == 1, lambda c: [2, 3, 4], lambda c: slice(2, None),
+                      lambda c: (c["b"] == 1).tolist(), {"b": 1}):
+        assert log.where(condition)["a"].tolist() == [2, 3, 4]
+    for condition in (lambda c: True, lambda c: 1, lambda c: c["a"].max() > 1, lambda c: [True], lambda c: None,
+                      lambda c: [.5], lambda c: "a", 3):
+        with pytest.raises(TypeError):
+            log.where(condition)
+    for condition in {"no": 1}, lambda c: c["no"] == 1:
+        with pytest.raises(KeyError):
+            log.where(condition)
+
+
+def test_modes(path):
+    for mode in "r", "r+", "a", "w", "x":
+        for make in mmapdict.log, mmapdict.samples, Log, mmapdict.SampleStore:
+            with pytest.raises(ValueError, match=f"mode='{re.escape(mode)}'"):
+                make(path, mode)
+            with pytest.raises(TypeError):
+                make(path, "name", mode)
+    assert not path.exists()
+    with mmapdict.open(path) as d:
+        for make in mmapdict.log, mmapdict.samples:
+            with pytest.raises(ValueError, match="handle"):
+                make(d, mode="r")
+            with pytest.raises(ValueError, match="handle"):
+                make(d, durable=True)
+            make(d, "r").close()
+        d["a"] = 1
+
+
+def test_other_values_under_the_name(path):
+    with mmapdict.open(path) as d:
+        log, store = mmapdict.log(d, "log"), mmapdict.samples(d, "store")
+        log.add(x=1)
+        store.add(1, {"x": {"y": 1}})
+        d["value"], d["array"] = 1, np.zeros(3)
+        d.append("grows", [1])
+        for name in "store", "value", "array", "grows":
+            other = mmapdict.log(d, name)
+            for call in (lambda: len(other), lambda: other.add(x=1), lambda: other["x"], other.last,
+                         lambda: repr(other)):
+                with pytest.raises(TypeError, match=f"the value of '{name}' is no log, but a "):
+                    call()
+        for name in "log", "value", "array", "grows":
+            other = mmapdict.samples(d, name)
+            for call in (lambda: len(other), lambda: other.add(1, {"x": {"y": 1}}), lambda: other[1], lambda: other.ids,
+                         lambda: 1 in other, lambda: other.extend([1], {"x": {"y": [1]}})):
+                with pytest.raises(TypeError, match=f"the value of '{name}' is no store of samples, but a "):
+                    call()
+        assert repr(log) == f"<Log 'log' in {str(path)!r}: 1 rows>" and "SampleStore 'store'" in repr(store)
+        assert d.entry("log").shape == (1,) and "'log': table of 1 rows" in repr(d)
+    assert repr(log).endswith(": closed>")
+    with pytest.raises(ClosedError):
+        len(log)
+
+
+def test_a_log_in_a_batch(log):
+    log.add(x=1)
+    with pytest.raises(BusyError, match="batch"), log.d.batch():
+        log.add(x=2)
+    assert len(log) == 1
+
+
+def test_pickled_logs_open_the_file_anew(log):
+    log.add(x=1)
+    again = pickle.loads(pickle.dumps(log))
+    again.add(x=2)
+    again.close()
+    assert again.d.closed and log["x"].tolist() == [1, 2]
+
+
+def test_follow_a_log_that_is_started_anew(path):
+    with mmapdict.log(path, mode="w") as log:
+        log.extend({"x": [0, 1, 2], "t": ["a", "b", "c"]})
+    with mmapdict.log(path, mode="r") as reader:
+        rows = reader.follow(timeout=0.05)
+        assert next(rows)["x"].tolist() == [0, 1, 2]
+        for again in range(2):
+            with mmapdict.log(path, mode="w") as log:
+                log.extend({"x": [100, 101, 102, 103, 104], "t": [f"{again}"] * 5})
+            assert next(rows)["x"].tolist() == [100, 101, 102, 103, 104]
+        with mmapdict.log(path) as log:
+            log.add(x=105)
+            assert next(rows)["x"].tolist() == [105]
+            log.add(x=106, new=1.5)                         # other columns: the same log
+            assert next(rows)["x"].tolist() == [106]
+            log.add(x=.5, t="a longer text")
+            assert next(rows)["x"].tolist() == [.5]
+            log.d.vacuum()
+            log.add(x=1)
+            assert next(rows)["x"].tolist() == [1]
+            del log.d["log"]
+            log.add(x=7)
+            assert next(rows)["x"].tolist() == [7]
+            with pytest.raises(StopIteration):
+                next(rows)
+        assert [part["x"].tolist() for part in reader.follow(0, first=1)] == []
+        assert [part["x"].tolist() for part in reader.follow(0, first=0)] == [[7]]
+        rows = reader.follow(0.05, first=1)
+        with mmapdict.log(path) as log:
+            log.add(x=8)
+        assert next(rows)["x"].tolist() == [8]
+
+
+def test_kinds_of_csv(tmp_path):
+    (tmp_path / "a.csv").write_text("i;f;b;d;t;n\n1;1;True;2020-01-02;a;007\n"
+                                    "-2;.5;False;2020-01-02 03:04:05;;10\n;;;;x;0\n")
+    with mmapdict.log(tmp_path / "log") as log:
+        log.read_csv(tmp_path / "a.csv", delimiter=";")
+        assert log["i"].tolist()[:2] == [1, -2] and log["f"].tolist()[:2] == [1, .5] and log["b"].tolist()[:2] == [1, 0]
+        assert log["d"].tolist() == [datetime.datetime(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4, 5), None]
+        assert log["t"].tolist() == ["a", "", "x"] and log["n"].tolist() == ["007", "10", "0"]
+        log.to_csv(tmp_path / "b.csv")
+    with mmapdict.log(tmp_path / "log2") as again:
+        again.read_csv(tmp_path / "b.csv")
+        for name in "ifbdtn":
+            assert again[name].dtype.kind == log_kind(tmp_path / "log", name)
+
+
+def log_kind(path, name):
+    return plain(path)["log"][name].dtype.kind
+
+
 def test_extend_is_one_step(log):
     log.extend([])
     assert len(log) == 0 and "log" not in log.d
@@ -223,9 +415,9 @@ def test_an_empty_log(path):
         for index, error in ("x", KeyError), (0, IndexError), (-1, IndexError):
             with pytest.raises(error):
                 log[index]
-        for call in (lambda: log.last("x"), lambda: log.min("x"), lambda: log.max("x"), lambda: log.where(x=1)):
-            with pytest.raises(KeyError):
-                call()
+        assert log.last("x") is log.min("x") is log.max("x") is None
+        with pytest.raises(KeyError):
+            log.where(x=1)
         assert list(log.follow(timeout=0)) == []
     assert plain(path) == {}
     with Log(path, mode="r") as log:
@@ -528,7 +720,13 @@ def test_compare(tmp_path):
     assert list(compare(map(str, paths), "rare")) == [str(paths[1])]
     epochs, losses = compare(paths, "loss", "epoch")[str(paths[0])]
     assert epochs.tolist() == [0, 1, 2] and losses.tolist() == [0, 1, 2]
-    assert compare(paths, "loss", "no") == {} and compare([], "loss") == {}
+    assert compare([], "loss") == {} and compare(paths[3:], "loss") == {}
+    for arguments in ("los",), ("loss", "no"), ("no", "epoch"):
+        with pytest.raises(KeyError, match=r"'epoch', 'loss', 'rare'"):
+            compare(paths, *arguments)
+    for one in paths[0], str(paths[0]):
+        with pytest.raises(TypeError):
+            compare(one, "loss")
     assert list(compare(paths, "loss", name="other")) == [str(paths[2])]
     with pytest.raises(FileNotFoundError):
         compare([tmp_path / "no"], "loss")

@@ -20,7 +20,7 @@ from budget import slow_examples
 from mmapdict import birth
 from mmapdict.errors import CorruptError
 from mmapdict.repair import repair
-from operations import (ARRAY, ITEMS, MASKED, OPERATIONS, SHARED, Model, Objection, assign, check_plain,
+from operations import (ARRAY, GROWING, ITEMS, MASKED, OPERATIONS, SHARED, Model, Objection, assign, check_plain,
                         content, create, delete, load, load_c, load_file, load_python, prepare, quick, random_change,
                         together)
 from powercut import Event, Platter
@@ -58,6 +58,13 @@ def test_after_a_barrier_only_what_came_later_is_in_doubt():
     events = [Event("write", 0, 0, b"B" * 1024), Event("sync", 0), Event("write", 0, 1016, b"C" * 8)]
     assert {b"B" * 1024, b"B" * 1016 + b"C" * 8} < set(at_end(events, b"A" * 1024))
     assert all(data[:1016] == b"B" * 1016 for data in at_end(events, b"A" * 1024))
+
+
+def test_cells_that_say_how_long_something_is_are_whole():
+    cells = [Event("write", 0, at, b"B" * 8, whole=whole) for at, whole in ((8, True), (16, False))]
+    found = at_end(cells, b"A" * 24, cuts=300)
+    assert {data[8:16] for data in found} == {b"A" * 8, b"B" * 8}
+    assert {data[16:] for data in found} > {b"A" * 8, b"B" * 8}
 
 
 def test_the_barrier_of_another_file_helps_nothing():
@@ -395,7 +402,7 @@ def random_story(disk, path, rng, length):
         kind = rng.choices(["change", "reopen", "second handle", "anew", "vacuum", "seal"], [24, 2, 1, 1, 1, 1])[0]
         d = handles[-1]
         if kind == "change":
-            story.do(d, model, random_change(rng))
+            story.do(d, model, random_change(rng, grow=rng.random() < 0.5))
         elif kind == "second handle":
             handles.append(opened("a"))
         else:
@@ -547,10 +554,12 @@ class LooseStory:
     safe : list of int
         After which of the operations everything is on the disk, and known to be: a `sync`, or a durable change that
         said so in the header.
+    rows : dict of numpy.ndarray
+        Growable arrays as they were when they were synced: what there is of these rows must be right.
     """
 
     def __init__(self, disk, path, before):
-        self.disk, self.path = disk, path
+        self.disk, self.path, self.rows = disk, path, {}
         self.begun, self.done, self.states, self.safe = [0], [0], [[before]], [0]
 
     def do(self, d, model, operation, durable=False):
@@ -635,6 +644,10 @@ class LooseChecker(Checker):
                 raise Objection("%r is %r, which is none of %r" % (key, found.get(key, ABSENT), values))
         if not set(found) <= set(allowed):
             raise Objection("there never were the keys %r" % (set(found) - set(allowed)))
+        for key, rows in story.rows.items():
+            there = model[key][:len(rows)]
+            if not np.array_equal(there, rows[:len(there)]):
+                raise Objection("of %r rows that were synced are %r" % (key, there))
         now = platter.cut(powercut.kept)[str(story.path)]
         check_whole_records(damaged, now, found, repaired, story.in_flight(platter.done))
         if depth:
@@ -725,6 +738,57 @@ def test_what_was_synced_is_there_after_a_power_cut_and_what_came_later_as_far_a
 def test_what_was_synced_is_there_after_a_power_cut_in_long_stories(seed, machine, loose, tmp_path):
     story = loose_story(machine, tmp_path / "file", random.Random(seed), 60)
     loose.cut_somewhere(story, slow_examples(125), depth=1)
+
+
+# They give the array a new place.
+MOVES = {name for name in GROWING if name.startswith((
+    "append to a", "append where", "resize longer ", "extend a full", "big append"))}
+SYNCED = [name for name, (items, *_) in GROWING.items()
+          if "g" in items and not items["g"].axis and "replace" not in name and "delete" not in name]
+
+
+@pytest.mark.parametrize("name", SYNCED)
+def test_rows_that_were_synced_stay_whatever_comes_behind_them(name, machine, loose, tmp_path):
+    """Also if of all that was stored since only rows did not reach the disk."""
+    items, operation, _ = GROWING[name]
+    path = tmp_path / "file"
+    model = Model(prepare(path, items))
+    with machine.recording() as disk:
+        disk.watch(path)
+        story = LooseStory(disk, path, quick(model))
+        with mmapdict.open(path, "r+") as d:
+            story.do(d, model, sync)
+            story.rows["g"] = rows = model["g"].copy()
+            story.do(d, model, operation)
+            entry = d.entry("g")
+            story.do(d, model, assign("other", 1))
+    loose.cut_somewhere(story, 5, first=story.done[1])
+    platter = Platter.of(disk).advance(story.done[1])
+    for count in range(story.done[1], disk.now + 1):
+        image = platter.advance(count).cut(
+            lambda place, contents: contents[0 if place.kind == "data" and place.start >= entry.offset
+                                             and place.end <= entry.offset + entry.nbytes else -1], 8)
+        found = load_c(image[str(path)])["g"]
+        assert np.array_equal(found[:len(rows)], rows[:len(found)])
+
+
+def test_rows_of_a_log_that_were_synced_stay_when_it_gets_a_new_column(machine, tmp_path):
+    path = tmp_path / "file"
+    with mmapdict.Log(path) as log:
+        log.extend({"x": i, "y": i / 2} for i in range(5))
+    with machine.recording() as disk:
+        disk.watch(path)
+        with mmapdict.Log(path) as log:
+            log.sync()
+            first = disk.now
+            log.add(x=5, z=1.0)
+            entry = log.d.entry("log")
+    platter = Platter.of(disk).advance(first)
+    for count in range(first, disk.now + 1):
+        image = platter.advance(count).cut(
+            lambda place, contents: contents[0 if place.kind == "data" and place.start >= entry.offset
+                                             and place.end <= entry.offset + entry.nbytes else -1], 8)
+        assert load_c(image[str(path)])["log"]["x"][:5].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_what_was_replaced_before_a_sync_does_not_come_back_when_its_key_is_deleted(machine, loose, tmp_path):

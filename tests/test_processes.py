@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import mmapdict
+from budget import slow_examples
 from children import WITHOUT_MMAPDICT, Child, descriptors, fork, in_fork, join, run, wait_until
 from mmapdict import Change, ClosedError, FormatError, store
 from mmapdict import format as fmt
@@ -900,3 +901,121 @@ def test_waiting_does_not_end_by_itself(path, monkeypatch):
     with mmapdict.open(path, "x") as d:
         monkeypatch.setattr(store, "poll_delays", lambda: iter([0.0001] * 3))
         assert d.wait(0) is False
+
+
+# --- arrays that grow, and logs ---------------------------------------------------------------------------------------
+
+WIDTH = 12
+
+
+def numbered(number, first, n):
+    """Rows that can be told from parts of others."""
+    rows = np.empty((n, WIDTH), "i8")
+    rows[:, 0], rows[:, 1] = number, np.arange(first, first + n)
+    rows[:, 2:] = (rows[:, 0] * 1_000_003 + rows[:, 1])[:, None]
+    return rows
+
+
+def whole(rows):
+    return bool((rows[:, 2:] == (rows[:, 0] * 1_000_003 + rows[:, 1])[:, None]).all())
+
+
+def change_length(path, number, steps):
+    """Add rows, take some away, give room back: the array moves many times."""
+    rng = np.random.default_rng(number)
+    with mmapdict.open(path) as d:
+        for i in range(steps):
+            with d.exclusive() if i % 3 == 0 else contextlib.nullcontext():
+                n, kind = int(rng.integers(1, 30)), rng.choice(["append", "extend", "fewer", "zeros", "trim"])
+                if kind == "append":
+                    d.append("rows", numbered(number, i, n))
+                elif kind == "extend":
+                    with d.extend("rows", n) as rows:
+                        rows[...] = numbered(number, i, n)
+                elif kind == "fewer":
+                    d.resize("rows", max(0, len(d["rows"]) - 2 * n))
+                elif kind == "zeros":
+                    d.resize("rows", len(d["rows"]) + n)
+                else:
+                    d.trim("rows")
+    with mmapdict.open(path) as d:
+        d["done", number] = True
+
+
+def watch_length(path, load, writers):
+    """See whole rows until the writers are done; arrays that were seen stay what they were."""
+    held, seen = [], set()
+    with mmapdict.open(path, "r") as d:
+        while not all(("done", number) in d for number in range(writers)):
+            rows = plain(path)["rows"] if load else d["rows"]
+            assert whole(rows)
+            seen.add(len(rows))
+            if len(held) < 100:
+                held.append((rows, rows.copy()))
+        assert len(d["rows"]) == len(plain(path)["rows"])
+    assert all((rows == copy).all() for rows, copy in held) and len(seen) > 1
+
+
+@pytest.mark.parametrize("steps", [250, pytest.param(slow_examples(20_000), marks=pytest.mark.slow)])
+def test_readers_see_whole_rows_of_an_array_that_changes_its_length_and_place(path, steps):
+    with mmapdict.open(path, "x") as d:
+        d.create_growable("rows", WIDTH, "i8")
+        place = d.entry("rows").record
+    patience = 60 + steps // 10
+    join(*(fork(watch_length, path, load, 2, patience=patience) for load in (False, True)),
+         *(fork(change_length, path, number, steps, patience=patience) for number in range(2)))
+    with mmapdict.open(path, "r") as d:
+        assert whole(d["rows"]) and d.entry("rows").record != place
+        assert d.free_bytes > 20 * d.entry("rows").record_nbytes, "it has hardly moved"
+
+
+def log_into_groups(path, number, n):
+    """Log into a group of its own, and into one that all have."""
+    with mmapdict.Log(path, ("group", number)) as own, mmapdict.Log(own.d, "shared") as shared:
+        for i in range(n):
+            values = {"i": i, "rank": number, "check": number * 1_000_003 + i, "text": f"{number} {i}"}
+            own.add(values if i < n // 2 else {**values, "late": float(i)})
+            shared.add(values)
+
+
+def check_group(rows, first):
+    """The rows of one group from one on."""
+    i = np.arange(first, first + len(rows["i"]))
+    assert (rows["i"] == i).all() and (rows["check"] == rows["rank"] * 1_000_003 + i).all()
+    assert rows["text"].tolist() == [f"{rank} {n}" for rank, n in zip(rows["rank"].tolist(), i.tolist())]
+    late = rows.get("late", np.full(len(i), np.nan))
+    assert all(np.isnan(late) | (late == i))
+    return len(i)
+
+
+def follow_group(path, number, n):
+    with mmapdict.Log(path, ("group", number), mode="r") as log:
+        seen = 0
+        for rows in log.follow(timeout=60):
+            seen += check_group(rows, seen)
+            if seen == n:
+                break
+    assert seen == n
+
+
+def load_groups(path, groups, n):
+    seen = [0] * groups
+    while min(seen) < n:
+        loaded = plain(path)
+        for number in range(groups):
+            if ("group", number) in loaded:
+                now = check_group(loaded["group", number], 0)
+                assert now >= seen[number]
+                seen[number] = now
+
+
+@pytest.mark.parametrize("n", [150, pytest.param(slow_examples(5000), marks=pytest.mark.slow)])
+def test_processes_that_log_into_groups_of_one_file_and_others_that_follow(path, n):
+    groups, patience = 3, 60 + n // 10
+    mmapdict.open(path, "x").close()
+    join(*(fork(follow_group, path, number, n, patience=patience) for number in range(groups)),
+         fork(load_groups, path, groups, n, patience=patience),
+         *(fork(log_into_groups, path, number, n, patience=patience) for number in range(groups)))
+    with mmapdict.Log(path, "shared", mode="r") as shared:
+        assert sorted((row["rank"], row["i"]) for row in shared) == list(itertools.product(range(groups), range(n)))
+        assert all(row["text"] == f"{row['rank']} {row['i']}" for row in shared)

@@ -223,6 +223,65 @@ def test_ids_are_found_however_they_came(store, path):
         assert store[-1]["n"] == -1 and list(store) == [*numbers[:10], -1]
 
 
+def test_room_for_longer_ids(path):
+    """Twice as much each time, and as much room for samples as was asked for."""
+    with mmapdict.samples(path, capacity=2000) as store:
+        for i in 1, 10**7, 10**20, 10**40, 10**30:
+            store.add(f"image {i}", {"n": i % 97})
+            room = store.d._growable("samples").capacity
+            assert 2000 <= room < 2600
+        assert store.d["samples"]["ids"].dtype == "S64" and store.d.verify().ok
+        places = {store.d.entry("samples").record}
+        for i in range(1995):
+            store.add(str(i), {"n": 0})
+            places.add(store.d.entry("samples").record)
+        assert len(places) == 1
+
+
+def test_capacity_of_a_store_that_exists(path):
+    for first in range(0, 3000, 500):
+        with mmapdict.samples(path, capacity=3000) as store:
+            places = set()
+            for i in range(first, first + 500):
+                store.add(i, {"n": np.full(100, i)})
+                places.add(store.d.entry("samples").record)
+            assert len(places) < 3
+
+
+def test_programs_that_open_for_one_sample(path):
+    """What each leaves behind for the next keeps the file from growing with the square of their number."""
+    row = {"x": np.zeros(10_000, "u1")}
+    for i in range(200):
+        with mmapdict.samples(path) as store:
+            store.add(i, row)
+    assert store.d.closed and os.stat(path).st_size < 200 * 10_000 * 10
+
+
+class NoArray:
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("call detach() first")
+
+
+@pytest.mark.parametrize("value", [NoArray(), [np.zeros(3), np.zeros(4)]], ids=["no array", "ragged"])
+def test_what_is_no_array_is_named(store, value):
+    with unchanged(store), pytest.raises(TypeError, match="fc1/grad"):
+        store.add(1, {"fc1": {"grad": value}})
+    store.add(0, sample(0))
+    values = sample(1)
+    values["fc1"]["grad"] = value
+    with unchanged(store), pytest.raises(TypeError, match="fc1/grad"):
+        store.add(1, values)
+
+
+def test_messages_of_missing_things(store):
+    store.add(0, sample(0))
+    with pytest.raises(KeyError, match="no array at fc1/no; there are fc1/grad, fc1/index, loss"):
+        store.path("fc1", "no")
+    with pytest.raises(KeyError, match="the id 7 is there twice"):
+        store.extend([5, 7, 6, 7], samples([5, 7, 6, 7]))
+    assert store.get(0)["loss"] == 0 and store.get(1) is None and store.get("a", 3) == 3
+
+
 def test_errors_say_where(store):
     store.add(0, sample(0))
     with pytest.raises(ValueError, match=r"fc1/grad.*\(2, 3\).*\(2, 4\)"):

@@ -4,6 +4,7 @@ After every step each handle, plain `pickle.load` here, plain `pickle.load` in a
 imported, and a reader process agree with the dict in content and order.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -137,6 +138,32 @@ def sizes(shape):
     return shape[0] if len(shape) == 1 else list(shape) if len(shape) == 2 else shape
 
 
+MOST_ROWS = 8000                            # of an array that grows
+
+
+class Record:
+    """What one record of a growable array has ever shown: all arrays over it, old ones too, are views of its rows.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray
+        Those that it begins with, along the first axis.
+    axis : int
+        Which axis they are in the mapping.
+    place : int
+        Where it stands in the file.
+    """
+
+    def __init__(self, rows, axis, place):
+        self.buffer = np.zeros((MOST_ROWS, *rows.shape[1:]), rows.dtype)
+        self.buffer[:len(rows)] = rows
+        self.axis, self.place = axis, place
+        self.count = self.seen = len(rows)
+
+    def array(self, start=0, stop=None):
+        return np.moveaxis(self.buffer[start:self.count if stop is None else stop], 0, self.axis)
+
+
 class Mapping(RuleBasedStateMachine):
     """Two writing handles and a reading one at one file, and two processes that look on."""
 
@@ -150,6 +177,7 @@ class Mapping(RuleBasedStateMachine):
         self.model = {}
         self.handles = [None, None]
         self.held = []                          # arrays that were handed out, and what is in them
+        self.growable = {}                      # by key a Record, and the array of the model that it has made
 
     @initialize(mode=st.sampled_from(["a", "w", "x"]))
     def first(self, mode):
@@ -185,6 +213,44 @@ class Mapping(RuleBasedStateMachine):
         """A key of the model, or one that is equal to it."""
         key = list(self.model)[data.draw(st.integers(0, len(self.model) - 1), label)]
         return data.draw(st.sampled_from([n for n, k in enumerate(KEYS) if k == key]).map(key_of), label)
+
+    def record(self, key):
+        """What is known of the growable array at a key; None: there is none, or it was replaced."""
+        record, array = self.growable.get(key, (None, None))
+        return record if record is not None and self.model.get(key) is array else None
+
+    def growing(self, data):
+        """A key of a growable array, or None."""
+        found = [key for key in self.model if self.record(key) is not None]
+        return found[data.draw(st.integers(0, len(found) - 1), "growable")] if found else None
+
+    def has_record(self, key, record, moved=False):
+        """Let a key have the rows of a record; when they moved, it is the last."""
+        self.growable[key] = record, record.array()
+        if moved:
+            kept = next(k for k in self.model if k == key)
+            del self.model[key]
+            key = kept
+        self.model[key] = self.growable[key][1]
+
+    def grown(self, d, key, rows, n=None):
+        """Note that a growable array has got rows, or `n` of them."""
+        record, place = self.record(key), d.entry(key).record
+        n = record.count + len(rows) if n is None else n
+        if place != record.place:
+            new = Record(record.buffer[:record.count], record.axis, place)
+            new.buffer[record.count:n] = rows
+            new.count = new.seen = n
+            self.has_record(key, new, moved=True)
+        else:
+            assert n <= record.count or record.count == record.seen, "rows that somebody may look at were written over"
+            record.buffer[record.count:n] = rows[:max(0, n - record.count)]
+            record.count, record.seen = n, max(record.seen, n)
+            self.has_record(key, record)
+
+    def new_rows(self, key, n, start):
+        record = self.record(key)
+        return counted((n, *record.buffer.shape[1:]), record.buffer.dtype, start)
 
     def hold(self, handle, key):
         self.held.append((handle[key], self.model[key]))
@@ -263,9 +329,9 @@ class Mapping(RuleBasedStateMachine):
         self.handle(number).clear()
         self.model.clear()
 
-    @rule(number=numbers, data=st.data(), steps=st.lists(st.sampled_from(
-        ["set", "set", "replace", "delete", "popitem", "setdefault", "update", "create", "clear"]), max_size=6),
-        fails=st.booleans())
+    @rule(number=numbers, data=st.data(), fails=st.booleans(), steps=st.lists(st.sampled_from(
+        ["set", "set", "replace", "delete", "popitem", "setdefault", "update", "create", "clear", "grow",
+         "first rows"]), max_size=6))
     def batch(self, number, data, steps, fails):
         """Several changes in one step; nobody else sees anything before its end, or ever, if it fails."""
         d, before, held = self.handle(number), dict(self.model), len(self.held)
@@ -313,6 +379,16 @@ class Mapping(RuleBasedStateMachine):
         elif step == "clear":
             d.clear()
             self.model.clear()
+        elif step == "first rows" and key not in self.model:
+            rows = counted((3, 2), np.dtype("i4"), 1)
+            d.append(key, rows)
+            self.has_record(key, Record(rows, 0, d.entry(key).record))
+        elif step == "grow":
+            key = self.growing(data)
+            for call in () if key is None else (lambda: d.append(key, d[key]), lambda: d.extend(key, 1),
+                                                lambda: d.resize(key, 0), lambda: d.trim(key)):
+                with pytest.raises(mmapdict.BusyError):
+                    call()
 
     @rule(number=numbers)
     def sync(self, number):
@@ -329,6 +405,13 @@ class Mapping(RuleBasedStateMachine):
             assert self.handles[1 - number] is not None or any(view.flags.writeable for view, _ in self.held)
         else:
             assert d.free_bytes == 0 and len(content) == len(self.model)
+            # Arrays that a reader holds are of the old file.
+            for key, value in self.model.items():
+                record = self.record(key)
+                if record is None:
+                    self.model[key] = stored(value)
+                else:
+                    self.has_record(key, Record(record.buffer[:record.count], record.axis, d.entry(key).record))
 
     @rule(number=numbers)
     def seal(self, number):
@@ -370,6 +453,120 @@ class Mapping(RuleBasedStateMachine):
             if mask and array.size and dtype.names is None:
                 array[(0,) * array.ndim] = np.ma.masked
         self.held.append((hole, expected))
+
+    # -- arrays that grow
+
+    few = st.sampled_from([0, 1, 2, 5, 40])
+    starts = st.integers(0, 20)
+
+    @rule(number=numbers, key=keys, shape=st.sampled_from([(), (3,), (2, 3), (0,)]), dtype=dtypes,
+          axis=st.integers(0, 1), capacity=st.integers(0, 30))
+    def create_growable(self, number, key, shape, dtype, axis, capacity):
+        d, axis = self.handle(number), min(axis, len(shape))
+        if key in self.model:
+            with pytest.raises(ValueError):
+                d.create_growable(key, shape, dtype)
+            return
+        array = d.create_growable(key, shape, dtype, axis=axis, capacity=capacity)
+        self.has_record(key, Record(np.zeros((0, *shape), dtype), axis, d.entry(key).record))
+        self.held.append((array, self.model[key]))
+
+    @rule(number=numbers, key=keys, n=few, start=starts)
+    def append(self, number, key, n, start):
+        """To a key that is missing, or to whatever is there."""
+        d = self.handle(number)
+        if key not in self.model:
+            rows = counted((n, 2), np.dtype("<i4"), start)
+            d.append(key, rows)
+            self.has_record(key, Record(rows, 0, d.entry(key).record))
+        elif self.record(key) is None:
+            with pytest.raises(TypeError, match="not growable"):
+                d.append(key, [1])
+        else:
+            self.add(d, key, n, start)
+
+    def add(self, d, key, n, start):
+        rows = self.new_rows(key, n, start)
+        if self.record(key).count + n <= MOST_ROWS:
+            d.append(key, np.moveaxis(rows, 0, self.record(key).axis) if n != 1 else rows[0])
+            self.grown(d, key, rows)
+
+    @precondition(lambda self: any(self.record(key) is not None for key in self.model))
+    @rule(number=numbers, data=st.data(), n=few, start=starts)
+    def add_rows(self, number, data, n, start):
+        self.add(self.handle(number), self.growing(data), n, start)
+
+    @precondition(lambda self: any(self.record(key) is not None for key in self.model))
+    @rule(number=numbers, data=st.data(), n=few, start=starts, good=st.booleans())
+    def extend(self, number, data, n, start, good):
+        d, key = self.handle(number), self.growing(data)
+        record = self.record(key)
+        if record.count + n > MOST_ROWS:
+            return
+        rows, first = self.new_rows(key, n, start), record.count
+        with pytest.raises(ZeroDivisionError) if not good else contextlib.nullcontext(), d.extend(key, n) as new:
+            if d.entry(key).record != record.place:
+                self.grown(d, key, rows[:0])            # it has moved, and nobody sees more rows
+            self.check_plain()
+            new[...] = np.moveaxis(rows, 0, record.axis)
+            if not good:
+                1 / 0
+        if good:
+            self.grown(d, key, rows)
+            self.held.append((new, self.record(key).array(first, first + n)))
+
+    @precondition(lambda self: any(self.record(key) is not None for key in self.model))
+    @rule(number=numbers, data=st.data(), n=st.sampled_from([0, 1, 3, 30, 400]))
+    def resize(self, number, data, n):
+        self.have(self.handle(number), self.growing(data), n)
+
+    def have(self, d, key, n):
+        added = max(0, n - self.record(key).count)
+        d.resize(key, n)
+        self.grown(d, key, np.zeros_like(self.record(key).buffer[:added]), n)
+
+    @precondition(lambda self: any(self.record(key) is not None for key in self.model))
+    @rule(number=numbers, data=st.data())
+    def trim(self, number, data):
+        d, key = self.handle(number), self.growing(data)
+        assert d.trim(key) >= 0
+        assert d.trim(key) == 0 and d.entry(key).record == self.record(key).place
+
+    @rule(number=numbers, data=st.data(), start=starts, steps=st.lists(st.sampled_from(
+        ["add", "add", "add", "have", "trim", "set", "delete", "create", "batch"]), max_size=6), fails=st.booleans())
+    def exclusive(self, number, data, start, steps, fails):
+        """Several changes, each of which others see at once; an exception takes none of them back."""
+        d = self.handle(number)
+        with contextlib.suppress(ZeroDivisionError), d.exclusive():
+            for step in steps:
+                key = self.growing(data)
+                if step == "add" and key is not None:
+                    self.add(d, key, 2, start)
+                elif step == "have" and key is not None:
+                    self.have(d, key, start)
+                elif step == "trim" and key is not None:
+                    d.trim(key)
+                elif step == "batch":
+                    with d.batch():
+                        self.in_batch(d, data, "set")
+                        self.in_batch(d, data, "grow")
+                elif step in ("set", "delete", "create"):
+                    self.in_batch(d, data, step)
+                self.check_plain()
+            if fails:
+                1 / 0
+        judge.assert_same_items(judge.fingerprint_items(self.look), judge.fingerprint_items(self.model), "reader")
+
+    @precondition(lambda self: any(self.record(key) is not None for key in self.model))
+    @rule(number=numbers, data=st.data(), start=starts)
+    def write_into_rows(self, number, data, start):
+        """Through an array of any length, old ones too."""
+        key = self.growing(data)
+        views = [(self.handle(number)[key], self.model[key])]
+        views += [pair for pair in self.held if pair[0].flags.writeable and pair[1].base is self.record(key).buffer]
+        new = counted(views[start % len(views)][1].shape, self.model[key].dtype, start)
+        for array in views[start % len(views)]:
+            array[...] = new
 
     @precondition(lambda self: any(isinstance(value, np.ndarray) for value in self.model.values()))
     @rule(number=numbers, data=st.data(), start=st.integers(0, 20))
@@ -435,8 +632,9 @@ class Mapping(RuleBasedStateMachine):
         assert (key in d) is (key in self.model)
         assert judge.fingerprint(d.get(key, "missing")) == judge.fingerprint(self.model.get(key, "missing"))
         if key in self.model:
-            assert d.entry(key).kind == {np.ndarray: "array", np.ma.MaskedArray: "masked"}.get(
-                type(self.model[key]), "value")
+            assert d.entry(key).kind == ("growable" if self.record(key) is not None else
+                                         {np.ndarray: "array", np.ma.MaskedArray: "masked"}.get(
+                                             type(self.model[key]), "value"))
 
     # -- after every step
 
@@ -483,7 +681,7 @@ def onlookers(tmp_path):
 
 def test_random_operations_beside_a_dict(onlookers):
     run_state_machine_as_test(Mapping, settings=settings(
-        max_examples=12, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True, database=None,
+        max_examples=16, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True, database=None,
         suppress_health_check=list(HealthCheck)))
 
 

@@ -29,6 +29,8 @@ def mapping(path):
         d["s"] = np.array([(1, 2.5), (3, 4.5)], [("x", "<i4"), ("y", ">f8")])
         d["0"] = np.array(7.5)
         d["m"] = np.ma.array(np.arange(6.0), mask=[0, 1, 0, 0, 0, 1])
+        d.create_growable("g", (4,), "<u2", capacity=5000)
+        d.append("g", np.arange(12).reshape(3, 4))
         yield d
 
 
@@ -129,7 +131,8 @@ def test_views_stay_the_file_and_know_their_offset(mapping, path, name):
 
 def test_offset_is_where_the_first_element_is(mapping, path):
     data = path.read_bytes()
-    for part in (mapping["a"][1:, 2], mapping["a"][::-1, ::-1], mapping["f"][2, 1:], mapping["f"].T[3],
+    for part in (mapping["g"], mapping["g"][1:, 2], mapping["g"].T[3], mapping["a"][1:, 2],
+                 mapping["a"][::-1, ::-1], mapping["f"][2, 1:], mapping["f"].T[3],
                  mapping["s"]["y"][1:], mapping["a"].reshape(-1)[5:], mapping["a"].view("u1")[2, 9:]):
         first = part[(slice(0, 1),) * part.ndim].tobytes()
         assert data[part.offset:part.offset + len(first)] == first
@@ -210,7 +213,7 @@ def test_plain_views_of_it(mapping, path):
     copy.copy, copy.deepcopy, lambda a: a.copy("K"), lambda a: copy.deepcopy([a, a])[1],
     *(lambda a, n=n: pickle.loads(pickle.dumps(a, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1))], ids=range(10))
 def test_copies_are_plain_arrays_in_memory(mapping, duplicate):
-    for key in ("a", "f", "s", "0"):
+    for key in ("a", "f", "s", "0", "g"):
         array = mapping[key]
         for source in (array, array[...], array.T):
             found = duplicate(source)
@@ -232,10 +235,10 @@ def test_copies_keep_sharing(mapping):
 
 def test_pickles_hold_the_elements_and_not_our_names(mapping):
     for value in (mapping["a"], mapping["a"][1:, ::2], mapping["m"], [mapping["s"], {"f": mapping["f"]}],
-                  mapping["m"][1:]):
+                  mapping["m"][1:], mapping["g"], {"g": mapping["g"][:, 1:]}):
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
             text = pickle.dumps(value, protocol)
-            assert b"mmapdict" not in text and b"memmap" not in text
+            assert b"mmapdict" not in text and b"memmap" not in text and len(text) < 1000
             assert repr(pickle.loads(text)).replace(" ", "") == repr(value).replace("memmap", "array").replace(" ", "")
 
 
@@ -248,7 +251,7 @@ def test_pickle_out_of_band_shares_the_memory(mapping):
 
 
 def test_numpy_saves_and_loads_them(mapping, tmp_path):
-    for key in ("a", "f", "s", "0"):
+    for key in ("a", "f", "s", "0", "g"):
         file = io.BytesIO()
         np.save(file, mapping[key])
         file.seek(0)
@@ -295,6 +298,7 @@ KEEPERS = {
     "part of a masked": lambda d: d["m"][2:], "mask": lambda d: d["m"].mask, "data": lambda d: d["m"].data,
     "buffer": lambda d: memoryview(d["a"]), "iterator": lambda d: iter(d["a"]), "flat": lambda d: d["a"].flat,
     "zero dimensions": lambda d: d["0"], "array interface": lambda d: np.frombuffer(d["a"]).reshape(3, 4)[1:],
+    "rows": lambda d: d["g"], "row": lambda d: d["g"][1], "column of rows": lambda d: d["g"][:, 2:][1:],
     "broadcast": lambda d: np.broadcast_to(d["a"][0], (5, 4)),
 }
 
@@ -306,6 +310,7 @@ def test_parts_stay_readable_and_writable_after_close(path, name):
         d["s"] = np.array([(1, 2.5), (3, 4.5)], [("x", "<i4"), ("y", ">f8")])
         d["0"] = np.array(7.5)
         d["m"] = np.ma.array(np.arange(6.0), mask=[0, 1, 0, 0, 0, 1])
+        d.append("g", np.arange(12).reshape(3, 4))
     d = mmapdict.open(path, "r+")
 
     def shown(part):
@@ -325,6 +330,64 @@ def test_parts_stay_readable_and_writable_after_close(path, name):
             part[...] = 42
             assert any((np.asarray(value) == 42).any() for value in plain(path).values() if value.dtype.names is None) \
                 or 42 in plain(path)["s"]["y"]
+
+
+HAPPENS = {     # to an array that grows, and whether an array of before is still in its place
+    "rows that fit": (lambda d: d.append("g", np.full((9, 4), 7, "u2")), True),
+    "rows that do not": (lambda d: d.append("g", np.full((9000, 4), 7, "u2")), False),
+    "fewer": (lambda d: d.resize("g", 2), True),
+    "fewer, then others": (lambda d: (d.resize("g", 0), d.append("g", np.full((9, 4), 7, "u2"))), False),
+    "fewer, then zeros": (lambda d: (d.resize("g", 0), d.resize("g", 3)), False),
+    "room given back": (lambda d: d.trim("g"), True),
+    "all given back": (lambda d: (d.resize("g", 0), d.trim("g")), True),
+    "deleted": (lambda d: d.pop("g"), False),
+    "replaced": (lambda d: d.update(g=np.zeros((3, 4))), False),
+    "made anew": (lambda d: (d.pop("g"), d.append("g", np.zeros((3, 4)))), False),
+    "cleared": (lambda d: d.clear(), False),
+    "closed": (lambda d: d.close(), True),
+}
+
+
+@pytest.mark.parametrize("what", HAPPENS)
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_array_of_rows_keeps_its_rows(mapping, path, what, closed):
+    """Whatever happens to the value, and however much is stored behind it."""
+    happens, in_place = HAPPENS[what]
+    expected = np.arange(12, dtype="u2").reshape(3, 4)
+    view, part, row = mapping["g"], mapping["g"][1:, ::2], mapping["g"][2]
+    happens(mapping)
+    if not mapping.closed:
+        mapping["more"] = bytes(100_000)
+        if closed:
+            mapping.close()
+    del mapping
+    gc.collect()
+    for array, of in (view, expected), (part, expected[1:, ::2]), (row, expected[2]):
+        assert type(array) is MEMMAP and np.array_equal(array, of) and array.filename == str(path)
+    row[0] = 500
+    assert view[2, 0] == part[1, 0] == 500
+    there = plain(path).get("g", np.zeros((0, 4)))
+    if in_place and len(there) > 2:
+        assert there[2, 0] == 500
+    else:
+        assert 500 not in there
+    for copied in copy.deepcopy(view), pickle.loads(pickle.dumps(view)), view.copy("K"):
+        assert type(copied) is np.ndarray and copied.tolist() == view.tolist()
+
+
+def test_columns_of_a_table_are_arrays_as_others(path):
+    with mmapdict.Log(path) as log:
+        log.extend({"x": i, "y": i / 2} for i in range(5))
+        tree = log.d["log"]
+        columns, copied = [log["x"], tree["x"], log[1:]["x"]], pickle.loads(pickle.dumps(tree))
+        assert b"memmap" not in pickle.dumps(tree) and type(copied["y"]) is np.ndarray
+        log.extend({"x": i, "y": 0.0} for i in range(1000))
+        del log.d["log"]
+    gc.collect()
+    for column in columns:
+        assert type(column) is MEMMAP and column.filename == str(path) and column[-1] == 4
+    columns[0][4] = 7
+    assert columns[1][4] == columns[2][3] == 7 and copied["x"].tolist() == [0, 1, 2, 3, 4]
 
 
 @needs_proc

@@ -336,6 +336,64 @@ def write_cleared(path):
     return judge.fingerprint_items({"after": numpy.arange(3.5), 3: "three"})
 
 
+def write_growable(path):
+    """Arrays that got their rows one by one, lost some, and were moved and trimmed."""
+    expected = {}
+    with mmapdict.open(path, "x") as mapping:
+        for dtype in [*PLAIN_DTYPES, *OTHER_DTYPES]:
+            if numpy.dtype(dtype) != numpy.dtype("V1"):
+                rows = expected[dtype] = counting((7, 2), dtype)
+                mapping.create_growable(dtype, 2, dtype, capacity=3)
+                mapping.append(dtype, rows[0])
+                mapping.append(dtype, rows[1:])
+        for name, dtype in structured_dtypes().items():
+            expected["structured", name] = rows = fill_structured(numpy.zeros(4, dtype))
+            mapping.create_growable(("structured", name), (), dtype, capacity=100)
+            mapping.append(("structured", name), rows)
+            mapping.trim(("structured", name))
+        lines = numpy.moveaxis(counting((6, 3, 4), "<u2"), 0, 1)
+        expected["lines"] = lines[:, :5]
+        mapping.create_growable("lines", (3, 4), "<u2", axis=1, capacity=6)
+        with mapping.extend("lines", 6) as rows:
+            rows[...] = lines
+        mapping.resize("lines", 5)
+        expected["nothing"] = numpy.zeros((0, 3))
+        mapping.create_growable("nothing", 3)
+        expected["rows of nothing"] = numpy.zeros((5, 0, 3), "f4")
+        mapping.append("rows of nothing", numpy.zeros((5, 0, 3), "f4"))
+        order = list(mapping)       # what got a new place stands behind
+    return judge.fingerprint_items({key: expected[key] for key in order})
+
+
+def write_log(path):
+    """A log whose columns changed, and a store of samples."""
+    with mmapdict.log(path, mode="x") as log:
+        for n in range(50):
+            log.add(epoch=n, loss=n / 7, note="x" * (n // 7), when=datetime.datetime(2024, 1, 1, n % 24),
+                    vector=[n, -n], **({"late": n} if n > 30 else {}))
+        log.d["value"] = 1
+        with mmapdict.samples(log.d, "samples") as samples:
+            for n in range(3):
+                samples.add(10 - n, {"a": {"b": counting((2, 2), "<f4") + n}, "c": numpy.uint8(n)})
+    columns = {
+        "epoch": numpy.arange(50), "loss": numpy.arange(50) / 7,
+        "note": numpy.array(["x" * (n // 7) for n in range(50)], "U8"),
+        "when": numpy.array([datetime.datetime(2024, 1, 1, n % 24) for n in range(50)], "M8[us]"),
+        "vector": numpy.stack([numpy.arange(50), -numpy.arange(50)], 1),
+        "late": numpy.array([numpy.nan] * 31 + list(range(31, 50)))}
+    values = {"a": {"b": numpy.stack([counting((2, 2), "<f4") + n for n in range(3)])},
+              "c": numpy.arange(3, dtype="u1")}
+    samples = {"ids": numpy.array([10, 9, 8]), "values": values}
+    return judge.fingerprint_items({"log": spread(columns), "value": 1, "samples": spread(samples)})
+
+
+def spread(tree):
+    """Columns of which one element does not follow the other, as in a table."""
+    if isinstance(tree, dict):
+        return {name: spread(part) for name, part in tree.items()}
+    return numpy.stack([tree, tree], 1)[:, 0]
+
+
 def write_empty(path):
     """A mapping that never had a key."""
     mmapdict.open(path, "x").close()
@@ -357,6 +415,8 @@ def main(folder):
         "holes": write_holes,
         "changes": write_changes,
         "cleared": write_cleared,
+        "growable": write_growable,
+        "log": write_log,
         "empty": write_empty,
     }
     expected = {}

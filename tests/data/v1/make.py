@@ -53,6 +53,8 @@ STORES = {
     "kill": lambda offset, value: offset >= 256 and value == 0x8e,
     "dead": lambda offset, value: offset == 64,
     "superseded or normal": lambda offset, value: offset == 88 and value != 1,
+    "cell of rows": lambda offset, value: offset >= 256 and value not in (0x28, 0x8e),
+    "commit": lambda offset, value: offset == 40,
 }
 
 
@@ -333,6 +335,72 @@ def big_arrays(path):
         "odd F": numpy.asfortranarray((numpy.arange(37 * 37) % 13).astype("S3").reshape(37, 37))})
 
 
+def growable(path):
+    """Arrays that grow: as they are made, full and moved, shortened, with room that was given back, of nothing."""
+    lines = numpy.moveaxis(counting("<u2", (5, 3, 4)), 0, 1)        # line behind line, as in the file
+    structures = numpy.zeros(3, [("x", "<i4"), ("y", ">f8"), ("z", "<U2")])
+    structures["x"], structures["y"], structures["z"] = [1, 2, 3], [0.5, 1.5, 2.5], ["a", "bc", ""]
+    with mmapdict.open(path, "x") as d:
+        d.create_growable("axis 0", (2, 3), "<f4", capacity=4)
+        d.append("axis 0", counting("<f4", (3, 2, 3)))
+        d.create_growable("axis 1", (3, 4), "<u2", axis=1, capacity=6)
+        d.append("axis 1", lines[:, 0])
+        d.append("axis 1", lines[:, 1:])
+        d.append("structured", structures[:2])
+        d.append("structured", structures[2])
+        d.append("moved", counting(">i4", (10, 2)))
+        with d.extend("moved", 15) as rows:
+            rows[...] = -7
+        d.create_growable("shortened", (), "<i8", capacity=8)
+        d.append("shortened", numpy.arange(8))
+        d.resize("shortened", 3)
+        d.create_growable("room given back", (), "<i4", capacity=400)
+        d.append("room given back", numpy.arange(5, dtype="<i4"))
+        d.trim("room given back")
+        d.create_growable("given back twice", (), "<f8", capacity=400)
+        d.append("given back twice", numpy.arange(60.0))
+        d.trim("given back twice")
+        d.resize("given back twice", 2)
+        d.resize("given back twice", 0)
+        d.create_growable("no rows", (2,), "S3", capacity=1)
+        d.create_growable("rows of nothing", (0, 2), "<f4")
+        d.resize("rows of nothing", 300)
+    return {"axis 0": counting("<f4", (3, 2, 3)), "axis 1": lines, "structured": structures,
+            "moved": numpy.concatenate([counting(">i4", (10, 2)), numpy.full((15, 2), -7)]).astype(">i4"),
+            "shortened": numpy.arange(3), "room given back": numpy.arange(5, dtype="<i4"),
+            "given back twice": numpy.zeros(0), "no rows": numpy.zeros((0, 2), "S3"),
+            "rows of nothing": numpy.zeros((300, 0, 2), "<f4")}
+
+
+def tables(path):
+    """Growable arrays that share their number of rows: a log whose columns changed, and a store of samples."""
+    with mmapdict.open(path, "x") as d:
+        log = mmapdict.log(d)
+        for epoch in range(3):
+            log.add(epoch=epoch, loss=1 / (epoch + 1), flag=numpy.True_, vector=[epoch, -epoch])
+        log.add(epoch=3, loss=2.5, note="late")
+        d.trim("log")
+        store = mmapdict.samples(d, "samples", capacity=4)
+        for number in (7, 5):
+            store.add(number, {"first": {"weight": counting("<f4", (2, 2)) + number, "bias": numpy.uint8(number)},
+                               "loss": 0.25})
+    columns = {"epoch": numpy.arange(4), "loss": numpy.array([1, 1 / 2, 1 / 3, 2.5]),
+               "flag": numpy.array([1, 1, 1, numpy.nan]),
+               "vector": numpy.array([[0, 0], [1, -1], [2, -2], [numpy.nan] * 2]),
+               "note": numpy.array(["", "", "", "late"], "<U8")}
+    weights = numpy.stack([counting("<f4", (2, 2)) + number for number in (7, 5)])
+    samples = {"ids": numpy.array([7, 5]), "values": {
+        "first": {"weight": weights, "bias": numpy.array([7, 5], "u1")}, "loss": numpy.array([0.25, 0.25])}}
+    return {"log": spread(columns), "samples": spread(samples)}
+
+
+def spread(tree):
+    """Columns of which one element does not follow the other, as in a table."""
+    if isinstance(tree, dict):
+        return {name: spread(part) for name, part in tree.items()}
+    return numpy.stack([tree, tree], 1)[:, 0]
+
+
 def before(path):
     """What the files of dead writers hold before the operation in which they die."""
     return store_all(path, {"a": 1, "b": [1, 2], "c": numpy.arange(3, dtype="<i4")})
@@ -416,6 +484,41 @@ def dead_in_clear(path):
     return {}
 
 
+def rows_before(path):
+    """What the files of writers hold that die while they change an array's length."""
+    with mmapdict.open(path, "x") as d:
+        d.create_growable("a", (2,), "<i4", capacity=8)
+        d.append("a", counting("<i4", (3, 2)))
+    return counting("<i4", (3, 2))
+
+
+def dead_before_count(path):
+    """Rows were written, and do not count."""
+    rows = rows_before(path)
+    with mmapdict.open(path, "r+") as d, killed_before("cell of rows"):
+        d.append("a", rows)
+    cut_behind(path)
+    return {"a": rows}
+
+
+def dead_after_count(path):
+    """Rows count; the counter of changes does not say so."""
+    rows = rows_before(path)
+    with mmapdict.open(path, "r+") as d, killed_before("commit", handle=d):
+        d.append("a", rows)
+    cut_behind(path)
+    return {"a": numpy.concatenate([rows, rows])}
+
+
+def dead_in_shortening(path):
+    """The mark was stored, and the count was not."""
+    rows = rows_before(path)
+    with mmapdict.open(path, "r+") as d, killed_before("cell of rows", 2):
+        d.resize("a", 1)
+    cut_behind(path)
+    return {"a": rows}
+
+
 def replacing(path):
     """Marked as about to be replaced by a writer that died before it did so."""
     items = before(path)
@@ -438,7 +541,8 @@ def superseded(path):
 FILES = {function.__name__: function for function in (
     empty, example, keys, equal_keys, values, shared, numpy_values, dtypes, structured, shapes, masked, holes, changes,
     cleared, big_texts, big_arrays, unpublished, torn, dead_before_publish, dead_after_publish, dead_before_kill,
-    dead_after_kill, dead_before_clear, dead_in_clear, replacing, superseded)}
+    dead_after_kill, dead_before_clear, dead_in_clear, replacing, superseded, growable, tables, dead_before_count,
+    dead_after_count, dead_in_shortening)}
 
 
 def make(name, path):
