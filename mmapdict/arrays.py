@@ -692,7 +692,7 @@ class _Cursor:
         start, rest = self.pos, b""
         if self.end - start <= TAIL_MAX:
             rest = bytes(self.buf[start:self.end])
-            known = _tails.get(rest)
+            known = _tails.get((memo, rest))
             if known is not None:
                 self.pos += known[0]
                 return known[1]
@@ -702,7 +702,7 @@ class _Cursor:
         if rest and all(column.dtype.names is None for column in columns_of(found[1])):
             if len(_tails) >= HEADS_MAX:
                 _tails.clear()
-            _tails[rest] = self.pos - start, found
+            _tails[memo, rest] = self.pos - start, found
         return found
 
     def given_back(self) -> None:
@@ -748,8 +748,8 @@ class _Cursor:
         self.need(b"j" + (memo + 1).to_bytes(4, "little"))
         offset, strides = self.literal(), self.literal()
         self.need(b"t\x81")
-        if axis < 0 or type(strides) is not tuple or len(strides) <= axis or type(strides[axis]) is not int \
-                or type(offset) is not int:
+        if axis < 0 or type(strides) is not tuple or len(strides) <= axis or type(offset) is not int \
+                or any(type(stride) is not int for stride in strides):
             raise self.fail("a growable array without its rows")
         column, row_nbytes = Column(tuple(sizes), axis, dtype, offset - ROWS_HEAD), strides[axis]
         if strides != column.strides(row_nbytes) or column.offset < 0 or row_nbytes < 0 \
@@ -788,7 +788,7 @@ class _Cursor:
 _heads: dict[bytes, ArrayInfo] = {}
 HEADS_MAX = 1 << 10
 # What stands behind the rows of growable arrays, as far as it was decoded: how long it is, and what it says.
-_tails: dict[bytes, tuple[int, tuple[int, Tree]]] = {}
+_tails: dict[tuple[int, bytes], tuple[int, tuple[int, Tree]]] = {}
 TAIL_MAX = 1 << 12              # bytes of it
 
 

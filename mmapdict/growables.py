@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import numpy as np
 
 from . import format as fmt
-from .arrays import (BYTES_OF_ROWS, COPY_MAX, COUNT, GROWS, ROWS_HEAD, Column, GrowableInfo, Tree, columns_of,
-                     decode_info, encode_dtype)
+from .arrays import (BYTES_OF_ROWS, COPY_MAX, COUNT, GROWS, ROWS_HEAD, TREE_DEPTH, Column, GrowableInfo, Tree,
+                     columns_of, decode_info, encode_dtype)
 from .errors import BusyError
 from .format import Payload
 from .literals import encode_literal, key_parts
@@ -33,6 +33,7 @@ ROWS_LEAST = 4096               # bytes of room that an array without a hint get
 STEP_FREE = 64 << 20            # bytes: a smaller array gets twice the room when it is full, a larger one half again
 COUNT_MAX = 1 << 48             # rows
 GROWING_MAX = 1 << 12           # arrays that a handle keeps in mind
+OWN_STEP = 1 << 20              # bytes
 STORE_MAX = 1 << 12             # bytes of rows that are stored through the map; to write more is faster
 INLINE_MAX = 1 << 16            # bytes of rows that are written with their record; more are copied inside the kernel
 
@@ -84,9 +85,11 @@ def arrange_columns(tree: Tree) -> int:
     return at + -at % max((column.dtype.alignment for column in columns), default=1)
 
 
-def _tree_ops(tree: Tree, memo: int, row_nbytes: int) -> bytes:
+def _tree_ops(tree: Tree, memo: int, row_nbytes: int, depth: int = 0) -> bytes:
     if not isinstance(tree, Column):
-        return b"}(" + b"".join(encode_literal(name) + _tree_ops(part, memo, row_nbytes)
+        if depth >= TREE_DEPTH:
+            raise ValueError(f"columns in dicts that are nested more than {TREE_DEPTH} deep")
+        return b"}(" + b"".join(encode_literal(name) + _tree_ops(part, memo, row_nbytes, depth + 1)
                                 for name, part in tree.items()) + b"u"
     dtype = encode_dtype(tree.dtype)
     assert dtype is not None
@@ -236,13 +239,38 @@ def is_exact(array: Any, dtype: np.dtype[Any]) -> bool:
     return all(math.isfinite(x) and int(x) == y for x, y in zip(floats.tolist(), values.tolist()))
 
 
+def same_times(a: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether times of another unit are the same: numpy takes a month for 30.4 days, and goes around at 64 bits."""
+    return bool(np.can_cast(a.dtype, dtype, "same_kind")
+                and np.array_equal(a.astype(dtype).astype(a.dtype), a, equal_nan=True))
+
+
+def _records(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, Any]:
+    """Return tuples, or lists of them, as records, each field as `as_dtype` does."""
+    if not isinstance(values, tuple):
+        parts = [_records(part, dtype, name) if isinstance(part, (list, tuple)) else as_dtype(part, dtype, name)
+                 for part in values]
+        return np.stack(parts) if parts else np.zeros(0, dtype)
+    names = dtype.names or ()
+    if len(values) != len(names):
+        raise TypeError(f"rows of {name!r} have {len(names)} fields, not {len(values)}")
+    record = np.zeros((), dtype)
+    for field, value in zip(names, values):
+        try:
+            record[field] = as_dtype(value, dtype[field].base, name)
+        except TypeError as exc:
+            raise TypeError(f"{exc}, in the field {field!r}") from exc
+    return record
+
+
 def as_dtype(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, Any]:
     """Return values as an array of a dtype, if nothing gets lost but the last digits of floats; else TypeError."""
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"rows of {name!r} cannot be masked: fill them, or keep the mask in an array of its own")
     try:
-        a: np.ndarray[Any, Any] = np.asarray(values) if isinstance(values, np.ndarray) or dtype.names is None \
-            else np.array(values, dtype)        # tuples
+        if dtype.names is not None and not isinstance(values, (np.ndarray, np.void)):
+            return _records(values, dtype, name)
+        a: np.ndarray[Any, Any] = np.asarray(values)
     except OverflowError as exc:
         raise TypeError(f"rows of {name!r} are {dtype}: {exc}") from exc
     if a.dtype == dtype:
@@ -256,13 +284,16 @@ def as_dtype(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, An
             cast = a.astype(dtype)
             if kinds[0] in "iu" and kinds[1] == "f":
                 fits = is_exact(a, dtype)
+            elif kinds[0] in "iu" and kinds[1] == "c":
+                fits = is_exact(a, cast.real.dtype)
             elif kinds[1] in "fc":
                 fits = bool((np.isfinite(cast) | ~np.isfinite(a)).all())        # digits may get lost
             elif kinds[1] in "iu" and kinds[0] in "biu":
                 fits = bool(((cast == a) & ((cast < 0) == (a < 0))).all())
+            elif kinds in ("MM", "mm"):
+                fits = same_times(a, dtype)
             elif kinds[0] == kinds[1]:
-                fits = bool((cast.astype(a.dtype) == a).all()) or kinds[0] in "mM" and bool(np.array_equal(
-                    cast.astype(a.dtype), a, equal_nan=True))
+                fits = bool((cast.astype(a.dtype) == a).all())
     if not fits:
         raise TypeError(f"rows of {name!r} are {dtype}; {a.dtype} cannot be stored there without loss")
     return cast.astype(dtype)
@@ -297,12 +328,12 @@ class Growing:
         These three.
     view, start : memoryview, int
         Of the map that has the record, and the offset of its first byte.
-    can_store : bool, optional
-        Whether rows may be stored through it; None: not asked yet.
+    own : int
+        Up to here the room is known to have its blocks, so that rows may be stored through the map; -1: they may not.
     """
 
     __slots__ = ("offset", "info", "commit", "epoch", "cells", "store_count", "store_mark", "store_size", "view",
-                 "start", "can_store")
+                 "start", "own")
 
     def __init__(self, index: Writer, offset: int, info: GrowableInfo) -> None:
         file = index.file
@@ -311,18 +342,18 @@ class Growing:
         self.commit = file.cells[fmt.COMMIT_CELL]
         w = file.window(offset, info.body_end)
         self.view, self.start = w.view, w.start        # the window itself would keep its arrays alive
-        self.can_store: Optional[bool] = None
+        self.own = 0
         self.epoch = file.epoch
         places = info.count_at, info.start - ROWS_HEAD, info.capacity_at
         self.cells = tuple(ordered_cells(w.view[at - w.start:at - w.start + 8]) for at in places)
         self.store_count, self.store_mark, self.store_size = map(file.cell_store, self.cells, places)
 
-    def may_store(self, file: File) -> bool:
-        """Whether rows may be stored through the map."""
-        if self.can_store is None:
-            self.can_store = file.own_blocks(self.info.start, self.info.start + self.info.room) if self.info.room \
-                else False
-        return self.can_store
+    def may_store(self, file: File, at: int, end: int) -> bool:
+        """Whether rows may be stored at these offsets through the map."""
+        if self.own >= 0:
+            ahead = min(max(end, at + OWN_STEP), self.info.start + self.info.room)
+            self.own = ahead if file.own_blocks(at, ahead) else -1
+        return end <= self.own
 
     def is_right(self, file: File) -> bool:
         """Whether nothing has changed. Who changed it last may have died before it stored the header's commit."""
@@ -425,7 +456,10 @@ def _lay_out(index: Writer, key: Any, growing: Growing, room: int) -> Growing:
 
 def reserve_zeros(index: Writer, key: Any, n: int) -> Growing:
     """Do as `reserve`, and see to it that the rows are zeros."""
-    before = look(index, key).offset
+    growing = look(index, key)
+    before = growing.offset
+    if not isinstance(growing.info.tree, Column):
+        raise TypeError(f"the value of {key!r} is a table: add rows to it by what made it")
     growing = reserve(index, key, n)
     if growing.offset == before:                # else all the room is new
         info = growing.info
@@ -433,6 +467,7 @@ def reserve_zeros(index: Writer, key: Any, n: int) -> Growing:
         end = at + n * info.row_nbytes
         for start in range(at, end, ZERO_STEP):
             index.file.write(start, bytes(min(ZERO_STEP, end - start)))         # I18: nobody has ever seen this place
+        index.file.own_pages(at, end)
     return growing
 
 
@@ -472,7 +507,8 @@ def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing:
     # I18: nobody has ever seen this place, so it may be written to as if it were behind the STOP.
     at = info.start + count * info.row_nbytes
     data = rows.tobytes() if nbytes <= COPY_MAX else bytes_of(rows)
-    if file.holding and nbytes <= STORE_MAX and (growing.can_store or growing.may_store(file)):
+    if file.holding and 0 < nbytes <= STORE_MAX and (at + nbytes <= growing.own
+                                                     or growing.may_store(file, at, at + nbytes)):
         file.store_rows(growing.view, growing.start, at, data)
     else:
         file.write(at, data)
@@ -482,16 +518,18 @@ def append(index: Writer, key: Any, rows: np.ndarray[Any, Any], n: int, growing:
 def append_to(index: Writer, key: Any, column: Column, rows: np.ndarray[Any, Any], n: int,
               growing: Optional[Growing] = None) -> bool:
     """Do as `append`, if the array that was looked at without the lock still has such rows; return whether."""
-    if growing is None or index.batch is not None or not growing.is_right(index.file):
+    # While the lock was waited for the handle may have gone on with another file, which has another index.
+    known: Optional[Growing] = index.growing.get(key)
+    if known is None or known is not growing or index.batch is not None or not known.is_right(index.file):
         try:
-            growing = look(index, key)
+            known = look(index, key)
         except KeyError:
             return False
-    tree = growing.info.tree
+    tree = known.info.tree
     if tree is not column and (not isinstance(tree, Column) or (tree.shape, tree.axis, tree.dtype) != (
             column.shape, column.axis, column.dtype)):
         return False
-    append(index, key, rows, n, growing)
+    append(index, key, rows, n, known)
     return True
 
 

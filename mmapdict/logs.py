@@ -146,9 +146,9 @@ class Log(Table):
         found = self._tree()
         for name, column in old.items():
             dtype = new[name].dtype
-            if column.dtype.kind in "iu" and dtype.kind == "f" and not growables.is_exact(found[name], dtype):
-                raise TypeError(f"{name!r} has ints that float64 cannot hold exactly, so that each row must have one; "
-                                "log them as texts, if not")
+            if column.dtype.kind + dtype.kind in _LOSSY and dtype != column.dtype and not _fits(found[name], dtype):
+                raise TypeError(f"{name!r} would have to become {dtype}, which cannot hold exactly the {column.dtype} "
+                                "that are there; log them as texts, or each row with one")
         places = {name: str(i) for i, name in enumerate(old)}
 
         def convert(rows: Rows, out: Rows) -> None:
@@ -386,7 +386,10 @@ class Log(Table):
         """
         text = pathlib.Path(path).read_bytes().decode("utf-8-sig")
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        lines = [[cell.strip() for cell in line] for line in reader if line]
+        try:
+            lines = [[cell.strip() for cell in line] for line in reader if line]
+        except csv.Error as exc:
+            raise ValueError(f"{os.fspath(path)}, line {reader.line_num}: {exc}") from exc
         if not lines:
             raise ValueError(f"{os.fspath(path)}: no line of names")
         names = lines[0]
@@ -473,6 +476,9 @@ def compare(paths: Iterable[Any], column: str, x: Optional[str] = None, name: An
 
 # -- values and columns ----------------------------------------------------------------------------------------------
 
+_LOSSY = frozenset(("if", "uf", "ic", "uc", "MM", "mm"))       # kinds of which not all values become the others
+
+
 def _rows_of(columns: Mapping[str, Any], where: str) -> list[Any]:
     """Return the rows of a dict of columns."""
     lengths = {}
@@ -534,7 +540,7 @@ def _encode(rows: list[Any], tree: dict[str, Column], dtype: np.dtype[Any]) -> R
                 target[j] = _missing(column.dtype)
             else:
                 array = _as_array(name, value)
-                if kind == "f" and array.dtype.kind in "iu" and not growables.is_exact(array, column.dtype):
+                if array.dtype.kind + kind in _LOSSY and not _fits(array, column.dtype):
                     raise TypeError(f"{name!r} is a column of {column.dtype}, which cannot hold {value} exactly")
                 target[j] = array
     return block
@@ -555,6 +561,8 @@ def _as_array(name: str, value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.timedelta)):
         value = np.datetime64(value) if isinstance(value, datetime.date) else np.timedelta64(value)
     array: Any = np.asarray(value)
+    if array.dtype.kind in "US" and isinstance(value, (list, tuple)) and array.tolist() != list(value):
+        raise TypeError(f"{name!r}: {value!r} is no array of texts, or one ends with a zero character")
     if array.dtype.hasobject and isinstance(value, (list, tuple)):
         with suppress(TypeError, ValueError):
             array = np.array(value, float)      # None in it is NaN
@@ -613,8 +621,10 @@ def _fits(array: Any, dtype: np.dtype[Any]) -> bool:
         return True
     if "U" in kinds or "S" in kinds:
         return kinds in ("UU", "SS") and bool(array.dtype.itemsize <= dtype.itemsize)
-    if kinds[1] == "f" and kinds[0] in "iu":
-        return growables.is_exact(array, dtype)
+    if kinds[1] in "fc" and kinds[0] in "iu":
+        return growables.is_exact(array, np.empty(0, dtype).real.dtype)
+    if kinds in ("MM", "mm"):
+        return bool(np.can_cast(array.dtype, dtype, "safe")) and growables.same_times(array, dtype)
     if kinds == "ff":
         with np.errstate(over="ignore"):
             return bool((np.isfinite(array.astype(dtype)) | ~np.isfinite(array)).all())      # digits may get lost
@@ -628,7 +638,8 @@ def _wider(a: np.dtype[Any], b: np.dtype[Any], name: str) -> np.dtype[Any]:
     """Return a dtype for the values of both."""
     kinds = {a.kind, b.kind}
     if len(kinds) == 1 and kinds <= set("USmM") or kinds <= set("biufc"):
-        return np.promote_types(a, b)
+        with suppress(TypeError):               # months and seconds
+            return np.promote_types(a, b)
     raise TypeError(f"{name!r} is a column of {a}, which cannot hold {b}")
 
 
@@ -671,7 +682,7 @@ def _time(cell: str) -> datetime.datetime:
 def _number(kind: type) -> Callable[[str], Any]:
     def number(cell: str) -> Any:
         digits = cell.lstrip("+-")
-        if digits[:1] == "0" and digits[1:2].isdigit():
+        if digits[:1] == "0" and digits[1:2].isdigit() or "_" in cell:
             raise ValueError(cell)              # 007 is a name
         return kind(cell)
     return number

@@ -167,6 +167,7 @@ class MmapDict(MutableMapping[Any, Any]):
         self._busy = False          # inside an operation that changes the file
         self._closed = False
         self._forked = False
+        self._given_up: list[Extension] = []
         self._exclusive = 0         # so many blocks of `exclusive`, one in the other, keep the lock
         self._attach(open_file(self._path, mode, self._timeout, self._durable))
         self._waited = self._moment()
@@ -634,6 +635,8 @@ class MmapDict(MutableMapping[Any, Any]):
             raise
         finally:
             self._busy = False
+            while self._given_up:
+                self._leave_extension(self._given_up.pop())
             if self._closed:
                 self._shut()
 
@@ -786,14 +789,21 @@ class MmapDict(MutableMapping[Any, Any]):
             raise
 
     def _end_exclusive(self, mutex: Any) -> None:
+        # An exception of a signal handler can come behind any call: what is nested here runs all the same.
         try:
-            if self._exclusive:                     # else this is a forked child
-                self._exclusive -= 1
-                if not self._exclusive:
-                    if self._seen != DOUBT:
-                        self._file.tell(self._index.end)        # of rows that were stored through the map
-                    self._file.hold(False)
-                    self._file.unlock()
+            last = self._exclusive == 1             # 0: this is a forked child, or the handle was closed
+            try:
+                if last and self._seen != DOUBT and not self._closed:
+                    self._file.tell(self._index.end)        # of rows that were stored through the map
+            finally:
+                try:
+                    if last:
+                        self._file.hold(False)
+                finally:
+                    if self._exclusive:
+                        self._exclusive -= 1
+                        if last:
+                            self._file.unlock()
         finally:
             mutex.release()
 
@@ -1119,18 +1129,23 @@ class MmapDict(MutableMapping[Any, Any]):
             raise
 
     def _end_extension(self, extension: Extension, good: bool) -> None:
-        from . import growables                     # later
-
         if not extension._open:
             raise BusyError(errno.EALREADY, "these rows were published, or given up", self._path)
         extension._open = False
+        if self._busy:                              # the garbage collector came in the middle of a change
+            self._given_up.append(extension)
+            return
+        self._leave_extension(extension, good)
+
+    def _leave_extension(self, extension: Extension, good: bool = False) -> None:
         try:
             self._index.reserved.discard(extension._key)
             if good:
                 if not self._exclusive:
                     raise BusyError(errno.ECHILD, "this process was forked, or the handle closed, before the rows were "
                                     "published", self._path)
-                self._change(growables.publish_rows, extension._key, extension._offset, extension._first, extension._n)
+                publish = self._growables.publish_rows
+                self._change(publish, extension._key, extension._offset, extension._first, extension._n)
         finally:
             self._end_exclusive(extension._mutex)
 

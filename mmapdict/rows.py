@@ -5,6 +5,7 @@ by one write and published by one store, however many columns it has, and plain 
 """
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Optional
@@ -91,7 +92,7 @@ class Table:
         """Return where the rows stand, or None."""
         with self.d._mutex:
             info = self._info()
-            return None if info is None else (self.d._file.fingerprint, info.start)
+            return None if info is None else (weakref.ref(self.d._file), info.start)
 
     def _tree(self) -> Any:
         """Return the columns as a (nested) dict of arrays: of one moment."""

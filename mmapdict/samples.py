@@ -5,12 +5,13 @@ a dict of the ids and of arrays of all samples.
 """
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
 
-from .arrays import Column, GrowableInfo, Tree
+from .arrays import TREE_DEPTH, Column, GrowableInfo, Tree
 from .growables import as_dtype, check_column
 from .rows import Rows, Table
 
@@ -119,6 +120,7 @@ class SampleStore(Table):
             self._add(ids, values, True, False)
 
     def _add(self, data_ids: list[Any], values: Nested, many: bool, replace: bool) -> None:
+        data_ids = [int(data_id) if isinstance(data_id, np.integer) else data_id for data_id in data_ids]
         kind = _id_dtype(data_ids[0])
         for data_id in data_ids[1:]:
             other = _id_dtype(data_id)
@@ -147,6 +149,7 @@ class SampleStore(Table):
                                    "replace=True")
             block = self._encode(values, info, n)
             if row is not None:
+                self.d._change(_without_seal)
                 _set(self._tree()[VALUES], values, row)
                 return
             if kind.itemsize > ids.dtype.itemsize:
@@ -210,13 +213,13 @@ class SampleStore(Table):
         kind = _id_dtype(data_id).kind
         if info is None or info.tree[IDS].dtype.kind != kind:       # type: ignore[index]
             return None
-        place = self.d._file.fingerprint, info.start
+        place = weakref.ref(self.d._file), info.start
         places = self._places
         if places is None or places.place != place or len(places) > info.count:
             places = self._places = _Places(place)
         if len(places) < info.count:
             places.take(np.asarray(self.d._rows(info, info.tree[IDS])))     # type: ignore[index]
-        return places.find(data_id.encode() if isinstance(data_id, str) else data_id)
+        return places.find(data_id.encode() if isinstance(data_id, str) else int(data_id))
 
     def __contains__(self, data_id: object) -> bool:
         try:
@@ -334,13 +337,21 @@ def _id_dtype(data_id: Any) -> np.dtype[Any]:
     if isinstance(data_id, str):
         if "\0" in data_id:
             raise TypeError(f"the id {data_id!r} has a zero character")
-        n = max(WIDTH_LEAST, len(data_id.encode()))
+        try:
+            n = max(WIDTH_LEAST, len(data_id.encode()))
+        except UnicodeEncodeError as exc:
+            raise TypeError(f"the id {data_id!r} is no text that UTF-8 can hold") from exc
         return np.dtype(f"S{n + -n % WIDTH_STEP}")
     if isinstance(data_id, (int, np.integer)) and not isinstance(data_id, bool):
         if not -2**63 <= data_id < 2**63:
             raise TypeError(f"the id {data_id} has more than 64 bits")
         return np.dtype("i8")
     raise TypeError(f"an id is an int or a str, not {data_id!r}")
+
+
+def _without_seal(index: Any) -> None:
+    if index.sealed:
+        index.unseal()                          # I16
 
 
 def _texts(ids: Any) -> Any:
@@ -356,8 +367,8 @@ def _texts(ids: Any) -> Any:
 def _tree_of(values: Any, path: tuple[str, ...], n: Optional[int]) -> Any:
     """Return the columns that the first sample, or the first `n`, ask for."""
     if isinstance(values, Mapping):
-        if not values:
-            raise ValueError(f"nothing at {_named(path)}")
+        if not values or len(path) >= TREE_DEPTH:
+            raise ValueError(f"nothing at {_named(path)}" if not values else "dicts that are nested too deep")
         for name in values:
             if type(name) is not str:
                 raise TypeError(f"a name is a text, not {name!r}")

@@ -556,6 +556,19 @@ class File:
         except OSError:             # who writes there is told
             return False
 
+    def own_pages(self, start: int, end: int) -> None:
+        """See to it that bytes that are about to be handed out in a map have blocks: all of their pages, where these
+        have more than one.
+
+        Raises
+        ------
+        OSError
+            There is no room.
+        """
+        if self.writable and not self.whole_pages:
+            page = mmap.PAGESIZE
+            self._fallocate(start - start % page, min(end + -end % page, self.size))
+
     def store_rows(self, view: memoryview, start: int, offset: int, rows: Union[bytes, memoryview]) -> None:
         """Store rows through a map, where a growable array has room that it has not taken (I18); see `own_blocks`.
 

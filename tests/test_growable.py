@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import mmap
 import os
 import threading
 
@@ -994,6 +995,155 @@ def test_a_table_without_rows_has_room_enough_for_numpy_to_make_its_columns(path
     with mmapdict.Log(path) as log:
         log.add(x=1.0, y=2.5, z=0.0)
     assert plain(path)["log"]["z"].tolist() == [0]
+
+
+@pytest.mark.parametrize("rows", [np.int64(7), np.array([7, 8])], ids=["row", "rows"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_file_is_replaced_by_a_copy_of_itself(path, d, rows, copies):
+    d.append("a", np.arange(3))
+    d.resize("a", 2)
+    d.append("a", np.int64(5))                              # now the handle knows the array
+    known = path.read_bytes()
+    for _ in range(copies):
+        path.with_name("copy").write_bytes(known)
+        os.replace(path.with_name("copy"), path)
+    expected = [0, 1, 5]
+    for _ in range(2):
+        d.append("a", np.asarray(rows))
+        expected += np.atleast_1d(rows).tolist()
+        assert d["a"].tolist() == plain(path)["a"].tolist() == expected
+    with d.exclusive():
+        d.append("a", np.int64(9))
+    assert plain(path)["a"].tolist() == [*expected, 9]
+
+
+@pytest.mark.parametrize("what", ["exclusive", "extend", "forgotten"])
+def test_close_inside_a_block_writes_into_no_other_file(path, what):
+    d = mmapdict.open(path, "w")
+    d.append("a", np.zeros(3))
+    others = []
+
+    def close():
+        d.close()
+        others.extend(open(path.with_name(f"other{i}"), "w+b") for i in range(20))      # with the descriptors
+
+    if what == "forgotten":
+        forgotten = [d.extend("a", 1)]
+        close()
+        forgotten.clear()
+    else:
+        with contextlib.suppress(BusyError, ClosedError), d.exclusive() if what == "exclusive" else d.extend("a", 1):
+            close()
+    gc.collect()
+    for other in others:
+        other.close()
+        assert os.stat(other.name).st_size == 0
+
+
+@pytest.mark.parametrize("where", ["tell", "hold"])
+def test_an_interrupt_at_the_end_of_a_block_gives_the_lock_back(path, d, monkeypatch, where):
+    d.append("a", [1])
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), d.exclusive():
+        d.append("a", [2])
+        patch.setattr(store.File, where, interrupt)
+    d._file.hold(False)                                     # if that was interrupted, this thread cannot use others
+    with mmapdict.open(path, timeout=0) as other:
+        other.append("a", [3])
+    done = []
+    thread = threading.Thread(target=lambda: done.append(d.append("a", [4])), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done and plain(path)["a"].tolist()[:2] == [1, 2]
+
+
+def test_an_extension_that_the_collector_finds_during_a_change(path, d):
+    d.append("a", [1])
+    with mmapdict.open(path, timeout=0) as other:
+        forgotten = [d.extend("a", 1)]
+
+        def change(index):
+            forgotten.clear()
+            gc.collect()
+            with pytest.raises(BusyError):
+                other["x"] = 1
+
+        d._change(change)
+        other["x"] = 1
+        d.append("a", [3])
+    checked(path, d, a=np.array([1, 3]))
+
+
+TYPE = np.dtype([("a", "i4"), ("b", "f4"), ("c", "U2"), ("d", "m8[ns]"), ("e", "u1", (2,))])
+
+
+def test_tuples_as_records(path, d):
+    d.create_growable("a", (), TYPE)
+    good = 1, .5, "ab", np.timedelta64(3, "s"), [1, 2]
+    d.append("a", good)
+    d.append("a", [good, (2, .25, "", np.timedelta64("NaT"), (3, 4))])
+    d.create_growable("grid", 2, TYPE)
+    d.append("grid", [good, good])
+    d.append("grid", [[good, good]] * 2)
+    for bad in ((1.5,), (1, 1e300), (1, 1, "long"), (1, 1, "a", np.timedelta64(1, "M")), (1, 1, "a", good[3], [1, 256]),
+                (2**40,)):
+        row = (*bad, *good[len(bad):])
+        for rows in row, [row], [good, row]:
+            with unchanged(path, d), pytest.raises(TypeError, match="in the field"):
+                d.append("a", rows)
+    for row in good[:4], (*good, 1):
+        with unchanged(path, d), pytest.raises(TypeError, match="5 fields"):
+            d.append("a", row)
+    value = np.array(good, TYPE)
+    assert (d["a"][:2] == value).all() and np.isnat(d["a"]["d"][2]) and d["a"]["e"][2].tolist() == [3, 4]
+    assert d["grid"].shape == (3, 2) and (d["grid"] == value).all()
+
+
+def test_ints_that_floats_cannot_hold(path, d):
+    for dtype, most in ("f2", 2**11), ("f4", 2**24), ("f8", 2**53), ("c8", 2**24), ("c16", 2**53):
+        d.create_growable(dtype, (), dtype)
+        d.append(dtype, [most, -most, 2 * most + 4])
+        for rows in most + 1, [0, -most - 1], np.uint64(2**63 + 1):
+            with unchanged(path, d), pytest.raises(TypeError):
+                d.append(dtype, rows)
+
+
+def test_blocks_are_asked_for_a_piece_at_a_time(path, d, monkeypatch):
+    """Room that is a hole, in a copy, does not take all of the disk because one row is stored."""
+    if not d._file.in_place:
+        pytest.skip("rows are written here")
+    d.create_growable("a", 100, capacity=100_000)
+    asked = noted(monkeypatch, "_fallocate")
+    row = np.ones(100)
+    with d.exclusive():
+        for _ in range(4000):
+            d.append("a", row)
+    assert 3 <= len(asked) <= 5 and max(end - start for start, end in asked) <= 1 << 20
+    assert (plain(path)["a"] == 1).all()
+
+
+def test_rows_that_are_handed_out_have_all_of_their_pages(path, d, monkeypatch):
+    d.create_growable("a", 100, "u1", capacity=1000)
+    asked = noted(monkeypatch, "_fallocate")
+    with d.extend("a", 3):
+        assert asked == []
+    d._file.whole_pages = False                             # blocks of 1 KiB
+    with d.extend("a", 3) as rows:
+        assert asked and asked[0][0] % mmap.PAGESIZE == 0
+        assert asked[0][0] <= rows.offset < rows.offset + rows.nbytes <= asked[0][1] <= os.stat(path).st_size
+
+
+def test_tables_are_not_extended_by_zeros(path, d):
+    store_of_samples = mmapdict.samples(d, "s")
+    store_of_samples.extend([1, 2, 3], {"x": np.arange(3)})
+    for call in (lambda: d.extend("s", 1), lambda: d.resize("s", 4), lambda: d.append("s", 1)):
+        with unchanged(path, d), pytest.raises(TypeError, match="table"):
+            call()
+    d.resize("s", 2)
+    assert list(store_of_samples) == [1, 2]
 
 
 # -- random sequences -------------------------------------------------------------------------------------------------

@@ -233,6 +233,30 @@ def test_a_column_becomes_wide_enough(log, first, value, dtype):
     assert log["x"][1] == value or log["x"].dtype == "f4" and log["x"][1] == np.float32(value)
 
 
+LONG_AGO, PRECISE = datetime.date(9999, 1, 1), np.datetime64("2020-01-01T00:00:00.000000001", "ns")
+
+
+@pytest.mark.parametrize("first, second", [
+    (LONG_AGO, PRECISE), (PRECISE, LONG_AGO), (np.timedelta64(2**60, "s"), np.timedelta64(1, "ns")),
+    (np.timedelta64(1, "ns"), np.timedelta64(2**60, "s")), (np.timedelta64(1, "M"), np.timedelta64(1, "s")),
+    (np.timedelta64(1, "ns"), np.timedelta64(1, "Y"))], ids=repr)
+def test_times_that_have_no_unit_in_common(log, first, second):
+    log.add(t=first)
+    with unchanged(log), pytest.raises(TypeError, match="'t'"):
+        log.add(t=second)
+    log.add(t=first)
+    assert (log["t"] == first).all()
+
+
+def test_texts_in_lists(log):
+    log.add(t=["a", "bc"])
+    for value in ["a", "b\0"], ("a\0", "b"):
+        with unchanged(log), pytest.raises(TypeError):
+            log.add(t=value)
+    log.add(t=("abcd", ""))
+    assert log["t"].tolist() == [["a", "bc"], ["abcd", ""]]
+
+
 def test_what_is_missing(log):
     pandas = pytest.importorskip("pandas")
     log.add(x=1., t="a", d=datetime.datetime(2020, 1, 1), s=b"a", v=[1, 2])

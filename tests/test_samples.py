@@ -223,6 +223,60 @@ def test_ids_are_found_however_they_came(store, path):
         assert store[-1]["n"] == -1 and list(store) == [*numbers[:10], -1]
 
 
+def nested(depth):
+    values = {"x": 1}
+    for _ in range(depth):
+        values = {"d": values}
+    return values
+
+
+@pytest.mark.parametrize("depth", [60, 200, 5000])
+def test_dicts_nested_too_deep(store, depth):
+    store.d["other"] = 1
+    with unchanged(store), pytest.raises(ValueError, match="nested"):
+        store.add(1, nested(depth))
+    store.add(1, nested(40))
+    assert store.d.verify().ok and judge.load_every_way(store.d.path)["samples"]["ids"].tolist() == [1]
+
+
+def test_ids_of_numpy(store):
+    for data_id in np.int64(2**53), np.uint64(2**53 + 1), np.int8(-3):
+        store.add(data_id, {"x": 1})
+        assert data_id in store and int(data_id) in store and store[data_id]["x"] == 1
+        with unchanged(store), pytest.raises(KeyError):
+            store.add(np.uint64(data_id) if data_id > 0 else np.int16(data_id), {"x": 2})
+    assert list(store) == [2**53, 2**53 + 1, -3] and np.uint64(2**53 + 2) not in store
+
+
+def test_texts_that_utf8_cannot_hold(store):
+    store.add("a", {"x": 1})
+    assert "\ud800" not in store
+    with unchanged(store), pytest.raises(TypeError, match="UTF-8"):
+        store.add("\ud800", {"x": 1})
+
+
+def test_the_file_is_replaced_by_another_store(store, path):
+    for number in range(5):
+        other = path.with_name("other")
+        with SampleStore(other, mode="w") as made:
+            made.extend([f"{number}a", f"{number}b"], {"x": np.arange(2)})
+        os.replace(other, path)
+        store.d["touched"] = number
+        assert f"{number}a" in store and f"{number - 1}a" not in store
+        with pytest.raises(KeyError):
+            store.add(f"{number}b", {"x": 1})
+
+
+def test_samples_of_a_sealed_store_are_replaced(path):
+    with SampleStore(path) as store:
+        store.add(1, {"x": np.zeros(3)})
+        store.d.seal()
+    with SampleStore(path) as store:
+        store.add(1, {"x": np.ones(3)}, replace=True)
+        assert not store.d.info()["sealed"] and store[1]["x"].tolist() == [1, 1, 1]
+    assert judge.load_every_way(path)["samples"]["values"]["x"].tolist() == [[1, 1, 1]]
+
+
 def test_room_for_longer_ids(path):
     """Twice as much each time, and as much room for samples as was asked for."""
     with mmapdict.samples(path, capacity=2000) as store:
