@@ -35,15 +35,16 @@ def main(folder=".", samples=200, inputs=16, width=8):
         print("one sample:", one["fc1"]["weight"].shape, "loss", round(float(one["loss"]), 3))
 
         norms = np.linalg.norm(store.path("fc1", "weight"), axis=(1, 2))    # one array of all samples
-        print("largest gradients:", [store.ids[i] for i in np.argsort(norms)[-3:]])
+        ids = store.ids                                 # all of them, in the order of the rows: ask once
+        print("largest gradients:", ", ".join(ids[np.argsort(norms)[-3:]]))
 
         total = np.zeros((inputs, width))
-        for ids, batch in store.batches(64):            # views, 64 samples at a time
+        for _, batch in store.batches(64):              # ids and arrays: views, 64 samples at a time
             total += batch["fc1"]["weight"].sum(axis=0)
         mean = total / len(store)
 
         flat = store.path("fc1", "weight").reshape(len(store), -1)
-        against = np.asarray(store.ids)[flat @ mean.ravel() < 0]
+        against = ids[flat @ mean.ravel() < 0]
         print(f"{len(against)} of {len(store)} samples pull the other way")
     return len(norms)
 

@@ -14,10 +14,10 @@ import numpy as np
 import mmapdict
 
 
-def camera(frames, shape):
+def camera(first, frames, shape):
     """Stands in for a camera that fills a buffer which it is given."""
-    rng = np.random.default_rng(0)
-    for i in range(frames):
+    rng = np.random.default_rng(first)
+    for i in range(first, first + frames):
         def shoot(buffer, level=i):
             buffer[...] = rng.integers(0, 100, shape) + level
         yield shoot
@@ -26,11 +26,13 @@ def camera(frames, shape):
 def record(path, frames, shape):
     """The capture. A frame and the time when it was taken are one step each; the times come second."""
     with mmapdict.open(path) as d:
-        if "frames" not in d:
+        if "frames" not in d:                           # each by itself: it may have died between the two
             d.create_growable("frames", shape, "u2", capacity=frames)       # a guess; it may become more
+        if "times" not in d:
             d.create_growable("times", (), "f8", capacity=frames)
-        d.resize("frames", len(d["times"]))             # a capture that died between the two left one frame too many
-        for shoot in camera(frames, shape):
+        done = len(d["times"])
+        d.resize("frames", done)                        # a capture that died before the time left one frame too many
+        for shoot in camera(done, frames, shape):
             with d.extend("frames", 1) as rows:         # nobody sees the frame until it is whole
                 shoot(rows[0])
             d.append("times", time.time())

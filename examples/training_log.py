@@ -4,6 +4,7 @@
 
 With a CSV, for example the results.csv of a YOLO run, its rows are logged too, as a run of their own.
 """
+import math
 import pathlib
 import sys
 
@@ -16,16 +17,16 @@ def train(path, epochs, rate):
     with mmapdict.log(path, mode="w") as log:
         for epoch in range(epochs):
             loss *= 1 - rate
-            log.add(epoch=epoch, loss=loss, rate=rate)
-            if epoch % 5 == 4:
-                log.add(epoch=epoch, accuracy=1 - loss)     # a row without a loss: there it is NaN
-        log.add(note="done")
+            tested = epoch % 5 == 4                     # all names from the first row on; NaN: not in this epoch
+            log.add(epoch=epoch, loss=loss, rate=rate, accuracy=1 - loss if tested else math.nan)
+        log.d["note"] = "done"                          # any other value, beside the log
 
 
 def convert(csv, path):
     """Make a log of a CSV file."""
     with mmapdict.log(path, mode="w") as log:
         log.read_csv(csv)
+        print(f"{csv}: {len(log)} rows of {', '.join(log.columns)}")
         return len(log), log.columns
 
 
@@ -48,7 +49,6 @@ def main(folder=".", csv=None, epochs=30):
     runs = {folder / f"rate{rate}.mmapdict": rate for rate in (0.05, 0.2)}
     for path, rate in runs.items():
         train(path, epochs, rate)
-    for path in runs:
         with mmapdict.log(path, mode="r") as log:
             print(f"{path}: least loss {log.min('loss'):.4f}, last accuracy {log.last('accuracy')}")
     plot(mmapdict.compare(runs, "loss", x="epoch"), folder / "loss.png")
@@ -56,4 +56,4 @@ def main(folder=".", csv=None, epochs=30):
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:3]))
+    main(*sys.argv[1:3])

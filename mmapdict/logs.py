@@ -602,8 +602,9 @@ def _has_missing(dtype: np.dtype[Any]) -> bool:
 
 def _missing(dtype: np.dtype[Any]) -> Any:
     """Return what stands for a missing value."""
-    return {"f": math.nan, "c": math.nan, "U": "", "S": b""}.get(dtype.kind) if dtype.kind not in "mM" \
-        else dtype.type("NaT")
+    if dtype.kind in "mM":
+        return np.array("NaT", dtype)[()]
+    return {"f": math.nan, "c": math.nan, "U": "", "S": b""}.get(dtype.kind)
 
 
 def _is_there(column: Any) -> Any:

@@ -1174,7 +1174,8 @@ class MmapDict(MutableMapping[Any, Any]):
     def trim(self, key: Any) -> int:
         """Give back the room that a growable array has and its rows do not take.
 
-        `close` does so too, for arrays to which this handle has added rows, and leaves room for an eighth more.
+        `close` does so too, for arrays to which this handle has added rows, but leaves room for a quarter more, or for
+        an eighth of 64 MiB and more.
 
         Returns
         -------

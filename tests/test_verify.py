@@ -99,7 +99,8 @@ def test_golden_files_have_no_fault(path):
     assert str(report).endswith("not sealed") and ": OK; " in str(report)
     with mmapdict.open(path, "r") as d:
         assert report.keys == len(d)
-    dead = path.stem.startswith("dead")
+    # A row that was not published is nothing to be mended.
+    dead = path.stem.startswith("dead") and not path.stem.endswith(("count", "shortening"))
     assert any("died" in note for note in report.notes) == dead
     assert any("replaced" in note or "superseded" in note for note in report.notes) == \
         (path.stem in ("replacing", "superseded"))
