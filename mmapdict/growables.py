@@ -241,8 +241,12 @@ def is_exact(array: Any, dtype: np.dtype[Any]) -> bool:
 
 def same_times(a: Any, dtype: np.dtype[Any]) -> bool:
     """Whether times of another unit are the same: numpy takes a month for 30.4 days, and goes around at 64 bits."""
-    return bool(np.can_cast(a.dtype, dtype, "same_kind")
-                and np.array_equal(a.astype(dtype).astype(a.dtype), a, equal_nan=True))
+    if not np.can_cast(a.dtype, dtype, "same_kind"):
+        return False
+    try:
+        return bool(np.array_equal(a.astype(dtype).astype(a.dtype), a, equal_nan=True))
+    except OverflowError:                       # numpy from 2.5 on
+        return False
 
 
 def _records(values: Any, dtype: np.dtype[Any], name: Any) -> np.ndarray[Any, Any]:

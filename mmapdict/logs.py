@@ -560,7 +560,10 @@ def _as_array(name: str, value: Any) -> Any:
         raise TypeError(f"{name!r}: a time with a time zone; store it as UTC without one")
     if isinstance(value, (datetime.date, datetime.timedelta)):
         value = np.datetime64(value) if isinstance(value, datetime.date) else np.timedelta64(value)
-    array: Any = np.asarray(value)
+    try:
+        array: Any = np.asarray(value)
+    except (ValueError, UserWarning) as exc:    # numpy before 1.24 only warns of lists of different lengths
+        raise ValueError(f"{name!r}: {value!r} is no array: {exc}") from exc
     if array.dtype.kind in "US" and isinstance(value, (list, tuple)) and array.tolist() != list(value):
         raise TypeError(f"{name!r}: {value!r} is no array of texts, or one ends with a zero character")
     if array.dtype.hasobject and isinstance(value, (list, tuple)):

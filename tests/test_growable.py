@@ -190,7 +190,7 @@ def test_wrong_shapes(d, path, shape, rows):
     ("i4", [1.5]), ("i4", [2**31]), ("u1", [-1]), ("u1", [256]), ("i8", np.array([2**63], "u8")), ("u8", [-1]),
     ("?", [2]), ("f8", [1j]), ("f8", ["1"]), ("M8[s]", [5]), ("S2", [b"abc"]), ("U2", ["abc"]), ("S3", ["abc"]),
     ("i4", [None]), ("f8", [...]), ("i4", np.ma.array([1, 2], mask=[0, 1])), ("i4", np.ma.array([1, 2])),
-    ("i4", np.array(["2020"], "M8[s]")), ("i4", np.array([(1,)], "i4,")), ("i4,i4", np.array([1], "M8[s]")),
+    ("i4", np.array(["2020"], "M8[s]")), ("i4", np.array([(1,)], [("x", "i4")])), ("i4,i4", np.array([1], "M8[s]")),
     ("U3", [123456]),
     ("U2", np.array([b"abcdefgh"])),
     ([("x", "i4")], np.array([(2**40,)], [("x", "i8")])),
@@ -1084,7 +1084,7 @@ def test_tuples_as_records(path, d):
     d.create_growable("a", (), TYPE)
     good = 1, .5, "ab", np.timedelta64(3, "s"), [1, 2]
     d.append("a", good)
-    d.append("a", [good, (2, .25, "", np.timedelta64("NaT"), (3, 4))])
+    d.append("a", [good, (2, .25, "", np.timedelta64("NaT", "ns"), (3, 4))])
     d.create_growable("grid", 2, TYPE)
     d.append("grid", [good, good])
     d.append("grid", [[good, good]] * 2)

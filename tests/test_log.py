@@ -170,7 +170,7 @@ REFUSED = [
     (TypeError, {"d": datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)}), (TypeError, {"d": "2020"}),
     (ValueError, {"x": [1]}), (ValueError, {"a": 1}), (ValueError, {"a": [1, 2, 3]}), (ValueError, {"a": [[1, 2]]}),
     (ValueError, {"x": [[1], [2, 3]]}), (ValueError, {}), (TypeError, {"new": {}}),
-    (TypeError, {"new": np.array([(1,)], "i4,")})]
+    (TypeError, {"new": np.array([(1,)], [("x", "i4")])})]
 
 
 @pytest.mark.parametrize("error, row", REFUSED, ids=repr)
