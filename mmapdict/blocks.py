@@ -27,13 +27,14 @@ class Batch:
 class Exclusive:
     """What `MmapDict.exclusive` returns: the context manager of a block in which the handle keeps the lock."""
 
-    def __init__(self, mapping: Any, timeout: Any) -> None:
+    def __init__(self, mapping: Any, timeout: Any, many: bool = True) -> None:
         self._mapping = mapping
         self._timeout = timeout
+        self._many = many
         self._mutex: Any = None
 
     def __enter__(self) -> Any:
-        self._mapping._begin_exclusive(self._timeout)
+        self._mapping._begin_exclusive(self._timeout, self._many)
         self._mutex = self._mapping._mutex          # a forked child gets another
         return self._mapping
 

@@ -123,7 +123,7 @@ class Log(Table):
             self._add(found)
 
     def _add(self, rows: list[Any]) -> None:
-        with self.d._mutex, self.d.exclusive():     # so that nobody changes the columns in between
+        with self.d._mutex, self._alone():          # so that nobody changes the columns in between
             info = self._info()
             block = None if info is None else self._pack(rows, info)
             if block is None:

@@ -761,7 +761,11 @@ class MmapDict(MutableMapping[Any, Any]):
         """
         return Exclusive(self, _seconds(timeout))
 
-    def _begin_exclusive(self, timeout: Optional[float] = None) -> None:
+    def _begin_exclusive(self, timeout: Optional[float] = None, many: bool = False) -> None:
+        """Take the lock for several changes; for `many`, rows are stored through the map.
+
+        The first store into a page there can cost a millisecond.
+        """
         self._mutex.acquire()
         try:
             self._need_writable()
@@ -784,6 +788,8 @@ class MmapDict(MutableMapping[Any, Any]):
                 finally:
                     file.timeout = self._timeout
             self._exclusive += 1
+            if many:
+                self._file.holding = True
         except BaseException:
             self._mutex.release()
             raise
@@ -793,11 +799,12 @@ class MmapDict(MutableMapping[Any, Any]):
         try:
             last = self._exclusive == 1             # 0: this is a forked child, or the handle was closed
             try:
-                if last and self._seen != DOUBT and not self._closed:
+                if last and self._file.holding and self._seen != DOUBT and not self._closed:
                     self._file.tell(self._index.end)        # of rows that were stored through the map
             finally:
                 try:
                     if last:
+                        self._file.holding = False
                         self._file.hold(False)
                 finally:
                     if self._exclusive:

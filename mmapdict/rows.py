@@ -15,6 +15,7 @@ import numpy as np
 from . import growables
 from .arrays import GrowableInfo, Tree
 from .birth import MODES
+from .blocks import Exclusive
 from .literals import key_parts, plain_key
 from .mapping import MmapDict
 from .mapping import open as open_file
@@ -105,6 +106,10 @@ class Table:
             self._known = info.tree, growables.row_dtype(info.tree, info.row_nbytes)
         dtype: np.dtype[Any] = self._known[1]
         return dtype
+
+    def _alone(self) -> Exclusive:
+        """Return a block in which nobody else changes the table."""
+        return Exclusive(self.d, None, False)
 
     def _append(self, rows: Rows, capacity: int = 0) -> None:
         """Add rows of the `_row_dtype`; if they need another place, with room for `capacity` rows at least."""

@@ -131,7 +131,7 @@ class SampleStore(Table):
             twice = next(data_id for i, data_id in enumerate(data_ids) if data_id in data_ids[:i])
             raise KeyError(f"the id {twice!r} is there twice")
         n = len(data_ids) if many else None
-        with self.d._mutex, self.d.exclusive():     # so that nobody adds the same id in between
+        with self.d._mutex, self._alone():          # so that nobody adds the same id in between
             info = self._info()
             if info is None:
                 tree = {IDS: Column((), 0, kind, 0), VALUES: _tree_of(values, (), n)}

@@ -302,7 +302,7 @@ class File:
         # A map need not keep a descriptor of its own, which arrays then keep for as long as they live.
         self._map_options: dict[str, Any] = {} if self.writable or sys.version_info < (3, 13) else {"trackfd": False}
         self.epoch = 0              # moves when windows were let go
-        self.holding = False        # a block keeps the lock
+        self.holding = False        # a block keeps the lock for many changes
         self._kind = _file_system(self.fd) if self.writable else ""
         # With blocks smaller than a page, a store into a page needs the blocks of all the page, up to the file's end.
         self.whole_pages = self.writable and _block_size(self.fd) >= mmap.PAGESIZE
@@ -807,7 +807,6 @@ class File:
 
     def hold(self, on: bool) -> None:
         """Take note that this thread keeps the lock for long, or (`on` is False) that it does so no more."""
-        self.holding = on
         if on:
             _held[self.identity] = get_ident()
         else:
