@@ -668,6 +668,8 @@ class _Cursor:
         count, count_at = self.cell()
         self.need(b"r")
         memo = self.number(4)
+        if memo >= fmt.MEMO_END - 1:
+            raise self.fail(f"a growable array with the memo index {memo}")
         self.need(BYTES_OF_ROWS)
         self.pos = skip_filler(self.buf, self.pos, self.end)
         self.need(b"\x8e")

@@ -13,8 +13,8 @@ import pytest
 import faults
 import mmapdict
 from budget import slow_examples
-from operations import (ARRAY, ITEMS, MASKED, OPERATIONS, SHARED, SMALL_ONES, Objection, check_paused, content, delete,
-                        find_state, load, load_c, perform, pieced, prepare, put, quick, random_change, record)
+from operations import (ARRAY, GROWING, ITEMS, MASKED, OPERATIONS, SHARED, SMALL_ONES, Objection, check_paused, content,
+                        delete, find_state, load, load_c, perform, pieced, prepare, put, quick, random_change, record)
 
 
 @pytest.fixture
@@ -137,8 +137,10 @@ def test_a_load_paused_at_its_reads(name, unpickler, tmp_path, recorder):
 @pytest.mark.parametrize("name", SMALL_ONES)
 def test_a_load_paused_at_every_read(name, unpickler, tmp_path, recorder):
     case = record(recorder, tmp_path / "written", name)
+    # A cell that changes must not straddle two reads, and none does if these are of a multiple of its 8 bytes.
+    sizes = [8, 24, *(size for size in SIZES if size % 8 == 0)] if name in GROWING else SIZES
     for data in random.Random(name).sample(case.replayed()[1:], min(slow_examples(4), len(case.stores))):
-        check_live(case, data, [unpickler], SIZES)
+        check_live(case, data, [unpickler], sizes)
 
 
 # -- the file is replaced as a whole --------------------------------------------------------------------------------
